@@ -1,0 +1,1 @@
+"""MetaKernelBench: does what an agent writes down about a kernel transfer to another DSL?"""
