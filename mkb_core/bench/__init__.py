@@ -1,0 +1,1 @@
+"""Is this kernel valid, and how fast is it?"""

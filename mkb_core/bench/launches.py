@@ -1,0 +1,140 @@
+"""The DSL's kernel launches of one process: counted, suppressed, or replaced by a copy."""
+
+import ctypes
+import importlib
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from mkb_core.emulator import Device
+
+IMPORTS = {"cutedsl": "cutlass.cute", "tirx": "tvm"}
+# the checker's environment, and the runner's beyond what the launcher's own process needs
+KEPT_VARIABLES = (
+    "PATH",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "MKB_CACHE",
+)
+
+
+class Launches(Protocol):
+    """What a runner knows of the launches of its current call; `count` and `pointers` are of that call alone."""
+
+    @property
+    def count(self) -> int: ...  # noqa: D102
+    @property
+    def pointers(self) -> int: ...  # noqa: D102
+    def begin(self, pair: int, nbytes: int) -> None: ...  # noqa: D102
+    def suppress(self) -> None: ...  # noqa: D102
+    def error(self) -> str: ...  # noqa: D102
+
+
+def split(pair: int) -> tuple[int, int]:
+    """Source and destination of a pair code, 1 + 16 * source + destination; (0, 0) means no copy."""
+    return divmod(pair - 1, 16) if pair else (0, 0)
+
+
+class CudaLaunches:
+    """On a GPU: the library of launches.c, preloaded into this process."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        self._begin, self._suppress = library.mkb_begin, library.mkb_suppress
+        self._begin.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
+        self._count, self._pointers = library.mkb_launches, library.mkb_pointers
+
+    @property
+    def count(self) -> int:
+        """Launches since `begin`."""
+        return int(self._count())
+
+    @property
+    def pointers(self) -> int:
+        """Most device pointers that one suppressed launch was given since `begin`."""
+        return int(self._pointers())
+
+    def begin(self, pair: int, nbytes: int) -> None:
+        """A new call; in a suppressed process, each launch copies `nbytes` between the buffers of the pair."""
+        self._begin(*split(pair), nbytes)
+
+    def suppress(self) -> None:
+        """Drop every launch from now on."""
+        self._suppress()
+
+    def error(self) -> str:
+        """Faults of a GPU come as exceptions of torch or the DSL."""
+        return ""
+
+
+class EmulatedLaunches:
+    """On the emulated device."""
+
+    def __init__(self, device: "Device") -> None:
+        self.device = device
+
+    @property
+    def count(self) -> int:
+        """Launches since `begin`."""
+        return len(self.device.launches)
+
+    @property
+    def pointers(self) -> int:
+        """Most tensors that one launch was given since `begin`."""
+        return max((len(launch.pointers) for launch in self.device.launches), default=0)
+
+    def begin(self, pair: int, nbytes: int) -> None:
+        """A new call; in a suppressed process, each launch copies `nbytes` between the buffers of the pair."""
+        self.device.reset()
+        source, destination = split(pair)
+        self.device.copy = (source, destination, nbytes) if pair else None
+
+    def suppress(self) -> None:
+        """Drop every launch from now on."""
+        self.device.suppress = True
+
+    def error(self) -> str:
+        """The emulator's own account of a failed launch, or an empty string."""
+        return str(self.device.error) if self.device.error else ""
+
+
+def watch(dsl: str, device: str) -> Launches:
+    """Import torch and the DSL with their launches under watch; once a process, before any submission."""
+    if device == "emulated":
+        from mkb_core import emulator
+
+        return EmulatedLaunches(emulator.install(dsl))
+    import torch  # noqa: F401
+
+    importlib.import_module(IMPORTS[dsl])
+    return CudaLaunches()
+
+
+def environment(role: str, dsl: str, device: str) -> dict[str, str]:
+    """The environment of a fork server: no keys, nothing of the caller's but what finds programs and packages."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    kept |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    if role == "runner" and device == "cuda":
+        from mkb_core.shim import shared_library
+
+        library = str(shared_library(Path(__file__).with_name("launches.c")))
+        kept |= {"LD_PRELOAD": library}
+        if dsl == "cutedsl":
+            runtime = cute_runtime()
+            kept |= {"MKB_CUTE_RUNTIME": runtime, "CUTE_DSL_LIBS": f"{library}:{runtime}"}
+    return kept
+
+
+def cute_runtime() -> str:
+    """Path of CuTe DSL's own CUDA runtime shim; raises ImportError where CuTe DSL is not installed."""
+    spec = importlib.util.find_spec("nvidia_cutlass_dsl")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(root).glob("cu1*/lib/libcute_dsl_runtime.so"), reverse=True):
+            return str(path)
+    raise ImportError("CuTe DSL is not installed: pip install 'metakernelbench[dsl]'")

@@ -1,0 +1,186 @@
+"""One runner process as the checker sees it: arenas, counters, and a clock around each call."""
+
+import os
+import select
+import socket
+import time
+from typing import Any, NoReturn
+
+from mkb_core.bench import wire
+from mkb_core.bench.arena import arena_class, poison, typed
+from mkb_core.bench.forkserver import receive, send
+from mkb_core.bench.problems import Problem
+from mkb_core.config import protocol
+
+SETS = 2  # arenas an input: the same pointer gets new contents, and the same contents a new pointer
+
+
+class Rejected(Exception):
+    """Ends a verdict: status and message."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Supervisor:
+    """The checker's line to the process that starts and kills runners."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+
+    def start(self, part: str) -> socket.socket:
+        """A channel to a fresh runner for this part of the verdict."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        send(self.channel, {"start": part}, (theirs.fileno(),))
+        theirs.close()
+        return ours
+
+    def end(self, part: str) -> dict[str, Any]:
+        """Kill a runner and all below it; returns its exit code and what it printed."""
+        send(self.channel, {"end": part})
+        answer, _ = receive(self.channel)
+        return answer or {}
+
+
+class Participant:
+    """A runner process and what the checker shares with it."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        part: str,
+        problem: Problem,
+        device: str,
+        sample: tuple[Any, ...],
+        outputs: Any,
+    ) -> None:
+        self.supervisor, self.part, self.device = supervisor, part, device
+        self.limits, self.number = protocol().verdict, 0
+        page_fd, paper_fd = wire.memory_file("page", 4096), wire.memory_file("report", wire.REPORT_BYTES)
+        self.page, self.paper = wire.Page(page_fd), wire.Page(paper_fd, wire.REPORT_BYTES)
+        make = arena_class(device)
+        tensors = [v for v in sample if hasattr(v, "data_ptr")]
+        self.sets = [[make.create(t.numel() * t.element_size()) for t in tensors] for _ in range(SETS)]
+        self.landing = [make.create(t.numel() * t.element_size()) for t in outputs]
+        self.channel = supervisor.start(part)
+        setup = {
+            "part": part,
+            "device": device,
+            "sets": SETS,
+            "inputs": [_spec(t) for t in tensors],
+            "outputs": [_spec(t) for t in outputs],
+            "scalars": {str(i): v for i, v in enumerate(sample) if not hasattr(v, "data_ptr")},
+        }
+        arenas = [a for group in (*self.sets, self.landing) for a in group]
+        send(self.channel, setup, (page_fd, paper_fd, *(a.fd for a in arenas)))
+        for fd in (page_fd, paper_fd, *(a.fd for a in arenas)):
+            os.close(fd)
+        self.outputs = outputs
+
+    def loaded(self) -> None:
+        """Wait until the submission is imported; raises Rejected where it is not."""
+        ready, _, _ = select.select([self.channel], [], [], self.limits.first_call_seconds)
+        if not ready:
+            self.too_long("import", self.limits.first_call_seconds)
+        answer = self.channel.recv(16)
+        if answer == b"":
+            self.died("import")
+        if answer != b"1":
+            raise Rejected("build", f"kernel.py could not be imported: {self.report().text}")
+
+    def call(self, inputs: tuple[Any, ...], what: str, pair: int = 0) -> tuple[float, wire.Report]:
+        """One call: fill, poison, ARM, GO, DONE, landing. Returns seconds from GO to DONE and the report."""
+        self.number += 1
+        words, n = self.page.words, self.number
+        chosen = os.urandom(1)[0] % SETS
+        tensors = [v for v in inputs if hasattr(v, "data_ptr")]
+        for arena, value in zip(self.sets[chosen], tensors, strict=True):
+            typed(arena.bytes(), dtype_name(value), tuple(value.shape)).copy_(value)
+        for arena, output in zip(self.landing, self.outputs, strict=True):
+            poison(arena.bytes(), dtype_name(output))
+        self.sync()
+        limit = self.limits.first_call_seconds if n == 1 else self.limits.call_seconds
+        words[wire.ARENA], words[wire.PAIR] = chosen, pair
+        words[wire.ARM] = n
+        self.wait(wire.ARMED, what, self.limits.call_seconds)
+        start = time.perf_counter_ns()
+        words[wire.GO] = n
+        self.wait(wire.DONE, what, limit)
+        seconds = (time.perf_counter_ns() - start) / 1e9
+        self.wait(wire.LANDED, what, self.limits.call_seconds)
+        report = self.report()
+        if words[wire.STATUS] == wire.DEVICE_FAILED and report.text.startswith("needs a GPU"):
+            raise Rejected("build", report.text)
+        if words[wire.STATUS] != wire.OK:
+            raise Rejected("runtime", f"{what}: {report.text}")
+        return seconds, report
+
+    def unchanged(self, inputs: tuple[Any, ...], problem: Problem, what: str) -> None:
+        """Raise Rejected where the call wrote to an input that the problem does not let it write to."""
+        chosen = self.page.words[wire.ARENA] % SETS
+        tensors = [v for v in inputs if hasattr(v, "data_ptr")]
+        names = [t.name for t in problem.inputs]
+        for name, arena, value in zip(names, self.sets[chosen], tensors, strict=False):
+            same = bool((arena.bytes() == _bytes(value)).all())
+            if name not in problem.mutates and not same:
+                raise Rejected("spec", f"{what}: the call changed its input {name}")
+
+    def landed(self, i: int) -> Any:
+        """The checker's private copy of output i."""
+        output = self.outputs[i]
+        return typed(self.landing[i].bytes().clone(), dtype_name(output), tuple(output.shape))
+
+    def report(self) -> wire.Report:
+        """The runner's report, copied once and then read."""
+        return wire.unpack(bytes(self.paper.map))
+
+    def sync(self) -> None:
+        """Wait for the checker's own device work."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def wait(self, word: int, what: str, limit: float) -> None:
+        """Until the runner writes this call's number into `word`; raises Rejected when it dies or hangs."""
+        words, n = self.page.words, self.number
+        spins, deadline = 0, time.monotonic() + limit
+        nap = 0 if self.device == "cuda" else 0.0003
+        while words[word] != n:
+            spins += 1
+            if nap:
+                time.sleep(nap)
+            if spins % (64 if nap else 20000) == 0:
+                if select.select([self.channel], [], [], 0)[0] and self.channel.recv(1) == b"":
+                    self.died(what)
+                if time.monotonic() > deadline:
+                    self.too_long(what, limit)
+
+    def died(self, what: str) -> NoReturn:
+        """The process is gone."""
+        facts = self.supervisor.end(self.part)
+        code = facts.get("code")
+        how = f"signal {-code}" if isinstance(code, int) and code < 0 else f"exit code {code}"
+        raise Rejected("runtime", facts.get("cause") or f"{what}: the process ended ({how})")
+
+    def too_long(self, what: str, limit: float) -> NoReturn:
+        """The process hangs: kill it with everything below it."""
+        self.supervisor.end(self.part)
+        raise Rejected("timeout", f"{what} took longer than {limit:g} s; killed")
+
+
+def dtype_name(tensor: Any) -> str:
+    """`bfloat16` for torch.bfloat16."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _bytes(tensor: Any) -> Any:
+    import torch
+
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _spec(tensor: Any) -> dict[str, Any]:
+    nbytes = tensor.numel() * tensor.element_size()
+    return {"dtype": dtype_name(tensor), "shape": list(tensor.shape), "nbytes": nbytes}

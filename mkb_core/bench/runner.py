@@ -1,0 +1,187 @@
+"""The untrusted process: loads a kernel, calls it when told, and lands what it returns."""
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mkb_core.bench import wire
+from mkb_core.bench.arena import Arena, arena_class, typed
+from mkb_core.bench.forkserver import receive
+from mkb_core.bench.launches import Launches, watch
+from mkb_core.bench.problems import load_module
+
+Tensors = list[Any]
+
+
+def preload(dsl: str, device: str) -> Launches:
+    """What the fork server imports once: torch and the DSL, with its launches under watch."""
+    return watch(dsl, device)
+
+
+def eager_settings() -> None:
+    """Float32 products in true float32, bfloat16 products accumulated in float32: reference, anchor, baseline."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def main(channel: socket.socket, message: dict[str, Any], launches: Launches) -> None:
+    """Serve calls until the checker closes the channel or kills this process."""
+    private_directories(Path(message["directory"]))
+    setup, fds = receive(channel)
+    if setup is None:
+        return
+    if setup["part"] == "baseline":
+        eager_settings()
+    if setup["part"] == "policy":
+        launches.suppress()
+    runner = Runner(setup, fds, launches)
+    try:
+        name = "reference" if setup["part"] == "baseline" else "solve"
+        function = getattr(load_module(Path(message["source"]), "kernel"), name)
+    except BaseException:
+        runner.report(wire.LOAD_FAILED, explain())
+        channel.send(b"0")
+        return
+    channel.send(b"1")
+    runner.serve(function)
+
+
+def private_directories(directory: Path) -> None:
+    """Give this process its own temporary, home and cache directories, so that no build cache is shared."""
+    os.chdir(directory)
+    for name, sub in (
+        ("TMPDIR", "tmp"),
+        ("HOME", "home"),
+        ("XDG_CACHE_HOME", "cache"),
+        ("CUTE_DSL_CACHE_DIR", "cache/cute"),
+        ("CUTE_DSL_DUMP_DIR", "cache/dump"),
+    ):
+        path = directory / sub
+        path.mkdir(parents=True, exist_ok=True)
+        os.environ[name] = str(path)
+
+
+def explain() -> str:
+    """The exception being handled, as a short text: its last frames in kernel.py, and the message."""
+    kind, value, trace = sys.exc_info()
+    if isinstance(value, SyntaxError):
+        return "".join(traceback.format_exception_only(value)).strip()
+    frames = [f for f in traceback.extract_tb(trace) if f.filename.endswith("kernel.py")]
+    where = "".join(traceback.format_list(frames[-3:]))
+    text = "".join(traceback.format_exception_only(kind, value))
+    return (where + text[-2500:]).strip()
+
+
+class Runner:
+    """Maps the arenas, then answers ARM and GO with ARMED, DONE and LANDED."""
+
+    def __init__(self, setup: dict[str, Any], fds: list[int], launches: Launches) -> None:
+        import torch
+
+        self.torch, self.launches = torch, launches
+        self.cuda = setup["device"] == "cuda"
+        self.sync: Callable[[], None] = torch.cuda.synchronize if self.cuda else lambda: None
+        self.page = wire.Page(fds[0])
+        self.paper = wire.Page(fds[1], wire.REPORT_BYTES)
+        self.specs = setup["outputs"]
+        make, rest = arena_class(setup["device"]), iter(fds[2:])
+        self.arenas: list[Arena] = []
+
+        def tensors(specs: list[dict[str, Any]]) -> Tensors:
+            found = []
+            for spec in specs:
+                self.arenas.append(make(next(rest), spec["nbytes"]))
+                memory = self.arenas[-1].bytes()
+                found.append(typed(memory, spec["dtype"], tuple(spec["shape"])))
+            return found
+
+        self.inputs = [tensors(setup["inputs"]) for _ in range(setup["sets"])]
+        self.scalars: dict[str, Any] = setup["scalars"]
+        self.landing = tensors(self.specs)
+        self.spark = torch.zeros(32, device="cuda") if self.cuda else None
+
+    def serve(self, function: Callable[..., Any]) -> None:
+        """One call after the other; the checker ends this by killing the process."""
+        words = self.page.words
+        number = 0
+        while True:
+            number += 1
+            while words[wire.ARM] != number:
+                time.sleep(0.0002)
+            arguments = self.arguments(words[wire.ARENA])
+            self.launches.begin(words[wire.PAIR], self.specs[0]["nbytes"])
+            if self.spark is not None:  # the first work after another process used the GPU pays for the switch
+                self.spark.add_(1)
+                self.sync()
+            words[wire.ARMED] = number
+            while words[wire.GO] != number:
+                if not self.cuda:
+                    time.sleep(0.0002)
+            try:
+                result = function(*arguments)
+                self.sync()
+            except BaseException:
+                status = wire.DEVICE_FAILED if self.launches.error() else wire.CALL_FAILED
+                self.report(status, self.launches.error() or explain())
+                words[wire.DONE] = words[wire.LANDED] = number
+                continue
+            words[wire.DONE] = number
+            self.land(result, arguments)
+            words[wire.LANDED] = number
+
+    def arguments(self, arena: int) -> Tensors:
+        """Fresh tensor objects over the memory of one set, in the order of the reference's parameters."""
+        tensors = iter(self.inputs[arena])
+        count = len(self.inputs[arena]) + len(self.scalars)
+        return [self.scalars[str(i)] if str(i) in self.scalars else next(tensors).detach() for i in range(count)]
+
+    def land(self, result: Any, arguments: Tensors) -> None:
+        """Copy what came back into the landing buffers and describe it."""
+        kind = {self.torch.Tensor: "tensor", tuple: "tuple", list: "list"}.get(type(result), "other")
+        values = [result] if kind == "tensor" else list(result)[: wire.MAX_OUTPUTS] if kind != "other" else []
+        outputs = []
+        for i, value in enumerate(values):
+            if type(value) is not self.torch.Tensor:
+                outputs.append(wire.Output("?", (), -1, False))
+                continue
+            landed = i < len(self.landing) and self.copy(value, self.landing[i])
+            outputs.append(
+                wire.Output(
+                    str(value.dtype).removeprefix("torch."),
+                    tuple(value.shape),
+                    next((k for k, a in enumerate(arguments) if _same_memory(a, value)), -1),
+                    landed,
+                )
+            )
+        self.sync()
+        text = "" if kind != "other" else type(result).__name__
+        self.report(wire.OK, text, kind, tuple(outputs))
+
+    def copy(self, value: Any, landing: Any) -> bool:
+        """Land one tensor if it is of the declared shape, dtype and device."""
+        fits = (value.shape, value.dtype, value.device) == (landing.shape, landing.dtype, landing.device)
+        if fits:
+            landing.copy_(value)
+        return fits
+
+    def report(
+        self, status: int, text: str, container: str = "other", outputs: tuple[wire.Output, ...] = ()
+    ) -> None:
+        """Write the report; STATUS last, so that the checker never reads half of one."""
+        report = wire.Report(container, outputs, self.launches.count, self.launches.pointers, text)
+        data = wire.pack(report)
+        self.paper.map[: len(data)] = data
+        self.page.words[wire.STATUS] = status
+
+
+def _same_memory(argument: Any, value: Any) -> bool:
+    return hasattr(argument, "data_ptr") and value.numel() > 0 and argument.data_ptr() == value.data_ptr()

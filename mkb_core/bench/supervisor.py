@@ -1,0 +1,245 @@
+"""Starts, watches and kills the processes of a verdict; holds no tensor and imports no torch."""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from mkb_core.bench import launches
+from mkb_core.bench.forkserver import receive, send
+from mkb_core.bench.problems import get_problem
+from mkb_core.config import ROOT, protocol
+
+OUTPUT_LIMIT = 16 << 20
+SHOWN_OUTPUT = 4096
+START_SECONDS = 180
+
+
+class VerifierBroken(RuntimeError):
+    """A fault of the verifier or its host, not of the submission."""
+
+
+class ForkServer:
+    """The supervisor's end of one fork server."""
+
+    def __init__(self, role: str, dsl: str, device: str) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mkb_core.bench.forkserver", str(theirs.fileno()), role, dsl, device],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            env=launches.environment(role, dsl, device),
+            cwd=ROOT,
+        )
+        theirs.close()
+        self.ready = False
+
+    def wait_ready(self) -> None:
+        """Until its imports are done; raises VerifierBroken with what it printed."""
+        if self.ready:
+            return
+        readable, _, _ = select.select([self.control], [], [], START_SECONDS)
+        message = receive(self.control)[0] if readable else None
+        if not message:
+            self.close()
+            self.log.seek(0)
+            tail = self.log.read()[-1500:].decode(errors="replace")
+            raise VerifierBroken(f"a verifier process could not start: {tail.strip()}")
+        self.ready = True
+
+    def close(self) -> None:
+        """End the server; it takes its children along."""
+        self.control.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Child:
+    """One forked process: what it printed, and how it ended."""
+
+    def __init__(self, server: ForkServer, number: int, message: dict[str, Any], channel: int) -> None:
+        self.server, self.number = server, number
+        self.pipe, writer = os.pipe()
+        os.set_blocking(self.pipe, False)
+        self.printed = b""
+        self.total = 0
+        self.code: int | None = None
+        self.cause: str | None = None
+        send(server.control, {"number": number, **message}, (channel, writer))
+        os.close(writer)
+
+    def drain(self) -> None:
+        """Read what it printed; past the limit it is killed."""
+        while True:
+            try:
+                data = os.read(self.pipe, 1 << 16)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self.total += len(data)
+            self.printed = (self.printed + data)[: 2 * SHOWN_OUTPUT]
+            if self.total > OUTPUT_LIMIT and self.cause is None:
+                self.cause = f"wrote more than {OUTPUT_LIMIT >> 20} MiB to stdout or stderr"
+                self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL it and everything below it."""
+        send(self.server.control, {"kill": self.number})
+
+
+class Supervision:
+    """The processes of the verdicts on one device, one verdict at a time."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.servers: dict[str, ForkServer] = {}
+        self.number = 0
+
+    def close(self) -> None:
+        """End every server."""
+        for server in self.servers.values():
+            server.close()
+        self.servers.clear()
+
+    def judge(self, job: dict[str, Any], source: bytes) -> dict[str, Any]:
+        """Facts of the verdict; raises VerifierBroken where the verifier itself fails."""
+        checker_server, runner_server = self.server("checker", "none"), self.server("runner", job["dsl"])
+        checker_server.wait_ready()
+        runner_server.wait_ready()
+        with tempfile.TemporaryDirectory(prefix="mkb-", ignore_cleanup_errors=True) as directory:
+            verdict = OneVerdict(self, checker_server, runner_server, job, source, Path(directory))
+            try:
+                return verdict.run()
+            finally:
+                verdict.end_all()
+
+    def server(self, role: str, dsl: str) -> ForkServer:
+        """The warm server of this role and DSL, started where there is none."""
+        key = f"{role} {dsl}"
+        if key not in self.servers or self.servers[key].process.poll() is not None:
+            self.servers[key] = ForkServer(role, dsl, self.device)
+        return self.servers[key]
+
+
+class OneVerdict:
+    """The event loop of one verdict: requests of the checker, ends and output of the runners, one deadline."""
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        checker_server: ForkServer,
+        runner_server: ForkServer,
+        job: dict[str, Any],
+        source: bytes,
+        directory: Path,
+    ) -> None:
+        self.supervision, self.runner_server = supervision, runner_server
+        self.job, self.source, self.directory = job, source, directory
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.deadline = time.monotonic() + protocol().verdict.verdict_seconds
+        self.runners: dict[str, Child] = {}
+        self.checker = Child(checker_server, self.next_number(), job, theirs.fileno())
+        theirs.close()
+
+    def next_number(self) -> int:
+        """A number that no other child of these servers has."""
+        self.supervision.number += 1
+        return self.supervision.number
+
+    def run(self) -> dict[str, Any]:
+        """Serve the checker until it gives its verdict."""
+        while True:
+            self.poll(self.deadline)
+            if time.monotonic() > self.deadline:
+                limit = protocol().verdict.verdict_seconds
+                return {"status": "timeout", "message": f"the verdict took longer than {limit:g} s; killed"}
+            if not select.select([self.channel], [], [], 0)[0]:
+                continue
+            message, fds = receive(self.channel)
+            if message is None:
+                self.checker.drain()
+                tail = self.checker.printed[-1500:].decode(errors="replace")
+                raise VerifierBroken(f"the checker ended without a verdict: {tail.strip()}")
+            if "verdict" in message:
+                return {**message["verdict"], "output": self.shown()}
+            if "start" in message:
+                self.start(message["start"], fds[0])
+            else:
+                send(self.channel, self.end(message["end"]))
+
+    def poll(self, until: float) -> None:
+        """Wait for anything to happen; keep output drained and ends noted."""
+        children = [self.checker, *self.runners.values()]
+        controls = {c.server.control for c in children}
+        sources: list[socket.socket | int] = [
+            self.channel,
+            *controls,
+            *(c.pipe for c in children if c.code is None),
+        ]
+        ready, _, _ = select.select(sources, [], [], max(0.0, min(until - time.monotonic(), 5)))
+        for child in children:
+            if child.pipe in ready:
+                child.drain()
+        for control in controls.intersection(ready):
+            message, _ = receive(control)
+            if message is None:
+                raise VerifierBroken("a fork server died")
+            for child in children:
+                if child.number == message.get("ended"):
+                    child.drain()
+                    child.code = message["code"]
+
+    def start(self, part: str, channel: int) -> None:
+        """Fork the runner of one part, with a directory of its own."""
+        home = self.directory / part
+        home.mkdir()
+        source = home / "kernel.py"
+        if part == "baseline":
+            source = get_problem(self.job["problem"]).reference_path
+        else:
+            source.write_bytes(self.source)
+        message = {"part": part, "directory": str(home), "source": str(source)}
+        self.runners[part] = Child(self.runner_server, self.next_number(), message, channel)
+        os.close(channel)
+
+    def end(self, part: str) -> dict[str, Any]:
+        """Kill the runner of one part and wait until it is gone."""
+        child = self.runners[part]
+        if child.code is None:
+            time.sleep(0.02)  # a process that is just dying tells more by its own exit code than by our SIGKILL
+            self.poll(time.monotonic())
+        if child.code is None:
+            child.kill()
+        until = time.monotonic() + 20
+        while child.code is None and time.monotonic() < until:
+            self.poll(until)
+        return {"code": child.code, "cause": child.cause}
+
+    def end_all(self) -> None:
+        """Kill what is still alive; the servers stay."""
+        try:
+            for part in self.runners:
+                self.end(part)
+            if self.checker.code is None:
+                self.checker.kill()
+        finally:
+            self.channel.close()
+            for child in (self.checker, *self.runners.values()):
+                os.close(child.pipe)
+
+    def shown(self) -> str:
+        """What the submission printed, for display."""
+        kernel = self.runners.get("kernel")
+        return kernel.printed[:SHOWN_OUTPUT].decode(errors="replace") if kernel else ""

@@ -1,0 +1,164 @@
+"""Judge one kernel: `python -m mkb_core.bench.verify p28 cutedsl kernel.py`."""
+
+import argparse
+import hashlib
+import importlib.metadata
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from mkb_core.bench import rules
+from mkb_core.bench.dsl import get_dsl
+from mkb_core.bench.gpu import default_device
+from mkb_core.bench.problems import Workload, get_problem
+from mkb_core.bench.supervisor import Supervision, VerifierBroken
+from mkb_core.bench.verdict import Device, Verdict
+
+MAX_SOURCE_BYTES = 1 << 20
+
+
+class Verifier:
+    """Judges submissions one at a time on one device, keeping its fork servers warm in between.
+
+    Use it as a context manager; `verify` below is the one-shot form.
+    """
+
+    def __init__(self, device: Device | Literal["auto"] = "auto") -> None:
+        self.device: Device = default_device() if device == "auto" else device
+        self.supervision = Supervision(self.device)
+
+    def __enter__(self) -> "Verifier":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the fork servers and everything below them."""
+        self.supervision.close()
+
+    def verify(
+        self,
+        problem: str,
+        dsl: str,
+        source: str | bytes,
+        *,
+        workload: Workload | None = None,
+        seed: int | None = None,
+    ) -> Verdict:
+        """The verdict on a kernel.py given as text or bytes.
+
+        Raises ValueError for a problem or DSL that does not exist. Whatever the submission does ends in a
+        verdict; only a fault of the verifier itself gives the status `infra`, after one retry.
+        """
+        get_problem(problem), get_dsl(dsl)
+        data = source.encode() if isinstance(source, str) else source
+        workload = workload or ("full" if self.device == "cuda" else "small")
+        started = time.monotonic()
+        facts = self.facts(dsl, data, problem, workload, secrets.randbits(62) if seed is None else seed)
+        return Verdict(
+            problem=problem,
+            dsl=dsl,
+            device=self.device,
+            workload=workload,
+            source_sha256=hashlib.sha256(data).hexdigest(),
+            seconds=round(time.monotonic() - started, 3),
+            versions=versions(dsl),
+            **facts,
+        )
+
+    def facts(self, dsl: str, data: bytes, problem: str, workload: str, seed: int) -> dict[str, Any]:
+        """Status, message and measurements: the static rules first, then the processes."""
+        fault = static_fault(dsl, data)
+        if fault:
+            return fault
+        job = {"problem": problem, "dsl": dsl, "device": self.device, "workload": workload, "seed": seed}
+        for last in (False, True):
+            try:
+                return self.supervision.judge(job, data)
+            except VerifierBroken as broken:
+                self.supervision.close()
+                self.supervision = Supervision(self.device)
+                if last:
+                    return {"status": "infra", "message": str(broken)}
+        raise AssertionError("unreachable")
+
+
+def static_fault(dsl: str, data: bytes) -> dict[str, Any] | None:
+    """What the source alone shows to be wrong: a syntax error, no `solve`, or a broken rule."""
+    if len(data) > MAX_SOURCE_BYTES:
+        return {"status": "build", "message": f"kernel.py is larger than {MAX_SOURCE_BYTES} bytes"}
+    try:
+        findings = rules.check(data.decode(), dsl)
+    except UnicodeDecodeError as error:
+        return {"status": "build", "message": f"kernel.py is not UTF-8: {error}"}
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        return {"status": "build", "message": f"kernel.py does not parse: {error or type(error).__name__}"}
+    if not findings:
+        return None
+    status = "build" if all(f.rule == "solve" for f in findings) else "rule"
+    return {"status": status, "message": "\n".join(map(str, findings[:5]))}
+
+
+def verify(
+    problem: str, dsl: str, source: str | bytes, device: Device | Literal["auto"] = "auto", **options: Any
+) -> Verdict:
+    """One verdict in processes of its own; see Verifier.verify for the options."""
+    with Verifier(device) as verifier:
+        return verifier.verify(problem, dsl, source, **options)
+
+
+def versions(dsl: str) -> dict[str, str]:
+    """Versions of what the verdict depends on; a package that is on the path without metadata is left out."""
+    found = {}
+    for name in ("torch", get_dsl(dsl).package, "apache-tvm-ffi"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def report(verdict: Verdict) -> str:
+    """The verdict as a person reads it."""
+    lines = [f"{verdict.problem} {verdict.dsl} on {verdict.device} ({verdict.workload}): {verdict.status}"]
+    lines.append(f"  {verdict.message}")
+    if verdict.error_ratio is not None and verdict.draws:
+        lines.append(f"  {verdict.draws} calls compared, worst error {verdict.error_ratio:.3g} of its allowance")
+    if verdict.speedup is not None:
+        lines.append(
+            f"  kernel {verdict.kernel_ms:.4f} ms (p10 {verdict.kernel_p10_ms:.4f}, p90 "
+            f"{verdict.kernel_p90_ms:.4f}), eager {verdict.baseline_ms:.4f} ms, speedup {verdict.speedup:.2f}"
+        )
+    elif verdict.device == "emulated":
+        lines.append("  emulated: correctness and rules on the small workload; no speed")
+    if verdict.output:
+        lines.append(f"  printed: {verdict.output[:400]!r}")
+    lines.append(f"  {verdict.seconds} s")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit code 0 for a valid kernel, 1 for an invalid one, 2 for a wrong call."""
+    parser = argparse.ArgumentParser(prog="python -m mkb_core.bench.verify", description=__doc__)
+    parser.add_argument("problem", help="problem id, for example p28")
+    parser.add_argument("dsl", help="cutedsl or tirx")
+    parser.add_argument("kernel", type=Path, help="the kernel.py to judge")
+    parser.add_argument("--device", choices=("auto", "cuda", "emulated"), default="auto")
+    parser.add_argument("--workload", choices=("full", "small"), help="default: full on cuda, small emulated")
+    parser.add_argument("--seed", type=int, help="repeat the draws of an earlier verdict")
+    parser.add_argument("--json", action="store_true", help="print the record")
+    given = parser.parse_args(arguments)
+    try:
+        source = given.kernel.read_bytes()
+        verdict = verify(given.problem, given.dsl, source, given.device, workload=given.workload, seed=given.seed)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+    print(verdict.model_dump_json(indent=1) if given.json else report(verdict))
+    return 0 if verdict.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""What crosses between checker and runner: a page of counters, and a fixed binary report."""
+
+import mmap
+import os
+import struct
+from typing import NamedTuple
+
+DTYPES = (
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 "
+    "bool float8_e8m0fnu float4_e2m1fn_x2 uint16 uint32 uint64"
+).split()
+CONTAINERS = ("tensor", "tuple", "list", "other")
+REPORT_BYTES = 1 << 14
+TEXT_BYTES = 4096
+MAX_OUTPUTS, MAX_DIMS = 32, 8
+
+# words of the page; the checker writes the first four, the runner the others
+ARM, GO, ARENA, PAIR, ARMED, DONE, LANDED, STATUS = range(8)
+# values of STATUS
+OK, LOAD_FAILED, CALL_FAILED, DEVICE_FAILED = range(4)
+
+_HEAD = struct.Struct("<IIIII")  # container, number of outputs, launches, pointers, bytes of text
+_OUTPUT = struct.Struct(f"<iiii{MAX_DIMS}q")  # dtype, dimensions, aliased input or -1, landed, shape
+
+
+class Output(NamedTuple):
+    """One returned tensor as the runner describes it; `dtype` is '?' for a dtype that is not known."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    alias: int
+    landed: bool
+
+
+class Report(NamedTuple):
+    """The runner's words about one call. Hostile until the bytes in the landing buffers prove them."""
+
+    container: str
+    outputs: tuple[Output, ...]
+    launches: int  # DSL launches of this call
+    pointers: int  # most tensors that one of them was given
+    text: str
+
+
+class Page:
+    """64-bit counters in memory that both processes map; one writer a word."""
+
+    def __init__(self, fd: int, nbytes: int = mmap.PAGESIZE) -> None:
+        self.map = mmap.mmap(fd, nbytes)
+        self.words = memoryview(self.map).cast("Q")
+
+
+def memory_file(name: str, nbytes: int) -> int:
+    """An anonymous file of this size, as a file descriptor."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(fd, nbytes)
+    return fd
+
+
+def pack(report: Report) -> bytes:
+    """The report in its fixed binary form, text cut to 4 KiB."""
+    text = report.text.encode(errors="replace")[:TEXT_BYTES]
+    outputs = report.outputs[:MAX_OUTPUTS]
+    body = _HEAD.pack(
+        CONTAINERS.index(report.container), len(outputs), report.launches, report.pointers, len(text)
+    )
+    for output in outputs:
+        shape = (*output.shape[:MAX_DIMS], *[0] * (MAX_DIMS - len(output.shape)))
+        code = DTYPES.index(output.dtype) if output.dtype in DTYPES else -1
+        body += _OUTPUT.pack(code, len(output.shape), output.alias, output.landed, *shape)
+    return body + text
+
+
+def unpack(data: bytes) -> Report:
+    """Read a report written by an untrusted process: every index and length is bounded first."""
+    container, count, launches, pointers, length = _HEAD.unpack_from(data)
+    count, length = min(count, MAX_OUTPUTS), min(length, TEXT_BYTES)
+    outputs = []
+    for i in range(count):
+        code, dims, alias, landed, *shape = _OUTPUT.unpack_from(data, _HEAD.size + i * _OUTPUT.size)
+        dtype = DTYPES[code] if 0 <= code < len(DTYPES) else "?"
+        outputs.append(Output(dtype, tuple(shape[: max(0, min(dims, MAX_DIMS))]), alias, bool(landed)))
+    start = _HEAD.size + count * _OUTPUT.size
+    text = data[start : start + length].decode(errors="replace")
+    return Report(CONTAINERS[min(container, 3)], tuple(outputs), launches, pointers, text)
