@@ -92,6 +92,8 @@ class Checker:
         """One call whose outputs must be right; returns its seconds."""
         inputs = self.draw(f"{kernel.part} {kernel.number}")
         seconds, report = kernel.call(inputs, what)
+        if report.launches == 0:
+            raise Rejected("bypass", f"{what}: no kernel of the DSL was launched; every call must run one")
         self.specification(report, kernel.outputs, what)
         kernel.unchanged(inputs, self.problem, what)
         fault, ratio = self.fault(kernel, inputs)

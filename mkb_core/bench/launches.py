@@ -119,7 +119,8 @@ def watch(dsl: str, device: str) -> Launches:
 def environment(role: str, dsl: str, device: str) -> dict[str, str]:
     """The environment of a fork server: no keys, nothing of the caller's but what finds programs and packages."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    kept |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    # torch must not initialise CUDA in a process that forks; with NVML it can still tell that there is a GPU
+    kept |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     if role == "runner" and device == "cuda":
         from mkb_core.shim import shared_library
 

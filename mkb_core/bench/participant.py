@@ -80,6 +80,8 @@ class Participant:
 
     def loaded(self) -> None:
         """Wait until the submission is imported; raises Rejected where it is not."""
+        if self.channel.recv(16) != b"ready":
+            raise RuntimeError(f"a runner could not start: {self.supervisor.end(self.part)}")
         ready, _, _ = select.select([self.channel], [], [], self.limits.first_call_seconds)
         if not ready:
             self.too_long("import", self.limits.first_call_seconds)
@@ -162,7 +164,9 @@ class Participant:
         facts = self.supervisor.end(self.part)
         code = facts.get("code")
         how = f"signal {-code}" if isinstance(code, int) and code < 0 else f"exit code {code}"
-        raise Rejected("runtime", facts.get("cause") or f"{what}: the process ended ({how})")
+        printed = str(facts.get("printed") or "").strip()[-500:]
+        text = facts.get("cause") or f"{what}: the process ended ({how})"
+        raise Rejected("runtime", f"{text}; it last printed: {printed}" if printed else text)
 
     def too_long(self, what: str, limit: float) -> NoReturn:
         """The process hangs: kill it with everything below it."""

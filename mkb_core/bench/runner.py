@@ -44,6 +44,7 @@ def main(channel: socket.socket, message: dict[str, Any], launches: Launches) ->
     if setup["part"] == "policy":
         launches.suppress()
     runner = Runner(setup, fds, launches)
+    channel.send(b"ready")  # whatever fails from here on is the submission's doing
     try:
         name = "reference" if setup["part"] == "baseline" else "solve"
         function = getattr(load_module(Path(message["source"]), "kernel"), name)
@@ -90,6 +91,8 @@ class Runner:
         self.torch, self.launches = torch, launches
         self.cuda = setup["device"] == "cuda"
         self.sync: Callable[[], None] = torch.cuda.synchronize if self.cuda else lambda: None
+        # also makes the CUDA context that mapping the arenas needs
+        self.spark = torch.zeros(32, device="cuda") if self.cuda else None
         self.page = wire.Page(fds[0])
         self.paper = wire.Page(fds[1], wire.REPORT_BYTES)
         self.specs = setup["outputs"]
@@ -107,7 +110,6 @@ class Runner:
         self.inputs = [tensors(setup["inputs"]) for _ in range(setup["sets"])]
         self.scalars: dict[str, Any] = setup["scalars"]
         self.landing = tensors(self.specs)
-        self.spark = torch.zeros(32, device="cuda") if self.cuda else None
 
     def serve(self, function: Callable[..., Any]) -> None:
         """One call after the other; the checker ends this by killing the process."""

@@ -72,7 +72,7 @@ class Child:
         self.server, self.number = server, number
         self.pipe, writer = os.pipe()
         os.set_blocking(self.pipe, False)
-        self.printed = b""
+        self.printed, self.tail = b"", b""
         self.total = 0
         self.code: int | None = None
         self.cause: str | None = None
@@ -89,7 +89,8 @@ class Child:
             if not data:
                 return
             self.total += len(data)
-            self.printed = (self.printed + data)[: 2 * SHOWN_OUTPUT]
+            self.printed = (self.printed + data)[:SHOWN_OUTPUT]
+            self.tail = (self.tail + data)[-SHOWN_OUTPUT:]
             if self.total > OUTPUT_LIMIT and self.cause is None:
                 self.cause = f"wrote more than {OUTPUT_LIMIT >> 20} MiB to stdout or stderr"
                 self.kill()
@@ -170,7 +171,7 @@ class OneVerdict:
             message, fds = receive(self.channel)
             if message is None:
                 self.checker.drain()
-                tail = self.checker.printed[-1500:].decode(errors="replace")
+                tail = self.checker.tail[-1500:].decode(errors="replace")
                 raise VerifierBroken(f"the checker ended without a verdict: {tail.strip()}")
             if "verdict" in message:
                 return {**message["verdict"], "output": self.shown()}
@@ -225,7 +226,7 @@ class OneVerdict:
         until = time.monotonic() + 20
         while child.code is None and time.monotonic() < until:
             self.poll(until)
-        return {"code": child.code, "cause": child.cause}
+        return {"code": child.code, "cause": child.cause, "printed": child.tail.decode(errors="replace")}
 
     def end_all(self) -> None:
         """Kill what is still alive; the servers stay."""
@@ -242,4 +243,4 @@ class OneVerdict:
     def shown(self) -> str:
         """What the submission printed, for display."""
         kernel = self.runners.get("kernel")
-        return kernel.printed[:SHOWN_OUTPUT].decode(errors="replace") if kernel else ""
+        return kernel.printed.decode(errors="replace") if kernel else ""

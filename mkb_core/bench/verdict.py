@@ -33,6 +33,7 @@ class Verdict(Record):
     baseline_ms: float | None = None
     speedup: float | None = None
     seconds: float | None = None  # wall time of the verdict
+    seed: int | None = None  # the draws are a function of problem, workload and this; no submission ever sees it
     gpu: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     output: str = ""  # what the submission printed: for display only, cut to 4 KiB

@@ -57,7 +57,8 @@ class Verifier:
         data = source.encode() if isinstance(source, str) else source
         workload = workload or ("full" if self.device == "cuda" else "small")
         started = time.monotonic()
-        facts = self.facts(dsl, data, problem, workload, secrets.randbits(62) if seed is None else seed)
+        seed = secrets.randbits(62) if seed is None else seed
+        facts = self.facts(dsl, data, problem, workload, seed)
         return Verdict(
             problem=problem,
             dsl=dsl,
@@ -65,6 +66,7 @@ class Verifier:
             workload=workload,
             source_sha256=hashlib.sha256(data).hexdigest(),
             seconds=round(time.monotonic() - started, 3),
+            seed=seed,
             versions=versions(dsl),
             **facts,
         )

@@ -1,0 +1,46 @@
+"""Which sandbox a trial gets on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from harbor.models.environment_type import EnvironmentType
+
+from mkb_core.run.bwrap import INSTALL
+
+OURS = {
+    "docker": "mkb_core.run.docker:NoNetworkDockerEnvironment",
+    "bwrap": "mkb_core.run.sandbox:BubblewrapEnvironment",
+}
+
+
+def choose(name: str = "auto") -> str:
+    """Harbor's import path (with a colon) or environment type for `name`.
+
+    `docker` and `bwrap` are this benchmark's own classes; any other name has to be one of Harbor's types.
+    """
+    if name == "auto":
+        name = _installed()
+    if name in OURS:
+        return OURS[name]
+    if ":" in name or name in {str(kind.value) for kind in EnvironmentType}:
+        return name
+    raise ValueError(f"unknown sandbox {name!r}: auto, docker, bwrap or a Harbor environment type")
+
+
+def _installed() -> str:
+    if docker_answers():
+        return "docker"
+    if shutil.which("bwrap"):
+        return "bwrap"
+    raise RuntimeError(f"No bubblewrap and no Docker engine: run `{INSTALL}` (as root) or start Docker")
+
+
+def docker_answers() -> bool:
+    """Whether a Docker engine is there and answers within 5 seconds."""
+    try:
+        command = ["docker", "info"]
+        return subprocess.run(command, capture_output=True, timeout=5, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -1,0 +1,283 @@
+"""Runs the attempts of a plan: what is finished is kept, everything else is run, each fails alone."""
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from mkb_core import records
+from mkb_core.bench.dsl import get_dsl
+from mkb_core.bench.problems import get_problem
+from mkb_core.bench.verdict import Verdict
+from mkb_core.bench.verify import Verifier
+from mkb_core.config import DATA, RUNS, protocol
+from mkb_core.run import task
+from mkb_core.run.demo import DemoServer
+from mkb_core.run.feedback import feedback
+from mkb_core.run.models import Model, get_model, require_key
+from mkb_core.run.plan import Attempt
+from mkb_core.run.trial import TrialOutcome, run_trial
+
+RECORDINGS = DATA / "demo"
+Progress = Callable[[str], None]
+
+
+class NoSource(RuntimeError):
+    """A skill attempt whose source has not run yet."""
+
+
+def fingerprint(attempt: Attempt) -> str:
+    """Digest of what the result depends on: instruction, reference, protocol, DSL version."""
+    problem, dsl = get_problem(attempt.problem), get_dsl(attempt.dsl)
+    parts = (
+        task.instruction(problem, dsl),
+        problem.reference_path.read_text(encoding="utf-8"),
+        protocol().model_dump_json(),
+        importlib.metadata.version(dsl.package),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def status(attempt: Attempt, runs: Path = RUNS) -> str:
+    """`done`, `stale` (finished, but its task has changed since) or `missing`."""
+    rows = records.finished(attempt.folder(runs))
+    if rows is None:
+        return "missing"
+    return "done" if rows["attempts"][0]["fingerprint"] == fingerprint(attempt) else "stale"
+
+
+def given_skill(attempt: Attempt, runs: Path) -> str | None:
+    """The skill that conditions a skill attempt, verbatim; None where its source left none."""
+    source = attempt.source
+    if source is None:
+        return None
+    if records.finished(source.folder(runs)) is None:
+        raise NoSource(f"{attempt.id} needs the skill of {source.id}, which has not run: run 01_solo first")
+    path = source.folder(runs) / "SKILL.md"
+    return path.read_bytes().decode() if path.exists() else None
+
+
+class Pool:
+    """Runs attempts on this machine: sandboxes side by side, verdicts one at a time."""
+
+    def __init__(
+        self,
+        *,
+        runs: Path = RUNS,
+        device: str = "auto",
+        environment: str = "auto",
+        workers: int = 2,
+        minutes: float | None = None,
+        recordings: Path = RECORDINGS,
+        progress: Progress = print,
+    ) -> None:
+        self.runs, self.environment, self.minutes = runs, environment, minutes
+        self.recordings, self.progress = recordings, progress
+        self.device_name = device
+        self.slots = asyncio.Semaphore(workers)
+        self.judging = asyncio.Lock()
+        self.verifier: Verifier | None = None
+        self.server: DemoServer | None = None
+        self.done = self.total = 0
+
+    async def run(self, attempts: Iterable[Attempt]) -> None:
+        """Run what is not finished; raises at the end if an attempt failed for reasons of ours."""
+        todo = [a for a in attempts if status(a, self.runs) == "missing"]
+        for model in {a.model for a in todo}:
+            require_key(get_model(model))
+        for attempt in todo:
+            given_skill(attempt, self.runs)
+        self.total = len(todo)
+        async with self.resources(todo):
+            results = await asyncio.gather(*(self.one(a) for a in todo), return_exceptions=True)
+        faults = [f"{a.id}: {r!r}" for a, r in zip(todo, results, strict=True) if isinstance(r, BaseException)]
+        if faults:
+            raise RuntimeError(
+                "attempts that could not run; the same line again retries them:\n" + "\n".join(faults)
+            )
+
+    @contextlib.asynccontextmanager
+    async def resources(self, todo: list[Attempt]) -> AsyncIterator[None]:
+        """The verifier, and the replay server where a demo attempt needs one."""
+        if not todo:
+            yield
+            return
+        self.verifier = Verifier(self.device_name)  # type: ignore[arg-type]
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.verifier.close)
+            if any(get_model(a.model).demo for a in todo):
+                self.server = stack.enter_context(DemoServer(self.recordings))
+            yield
+
+    async def one(self, attempt: Attempt) -> None:
+        """One attempt, from the skill that it is given to its finished rows."""
+        async with self.slots:
+            folder = attempt.folder(self.runs)
+            set_aside(folder)
+            skill = given_skill(attempt, self.runs)
+            if attempt.arm == "skill" and skill is None:
+                records.finish(folder, self.skipped(attempt))
+                self.tell(attempt, "skipped: its source wrote no skill")
+                return
+            model = get_model(attempt.model)
+            session = Session(self, attempt, model, folder)
+            outcome = await run_trial(
+                attempt,
+                directory=folder / "trial",
+                ledger=folder / "ledger",
+                model=model,
+                evaluate=session.evaluate,
+                skill=skill,
+                api_base=self.server.url(attempt) if model.demo and self.server else model.api_base,
+                environment=self.environment,
+                environment_kwargs={},
+                minutes=self.minutes or protocol().sandbox.minutes,
+            )
+            rows = await session.rows(outcome, skill)
+            records.finish(folder, rows)
+            row = rows["attempts"][0]
+            speed = f", {row['speedup']:.2f}x" if row["speedup"] is not None else ""
+            self.tell(
+                attempt, f"{row['verdict']}{speed}, {row['submissions']} submissions, {row['seconds']:.0f} s"
+            )
+
+    def tell(self, attempt: Attempt, text: str) -> None:
+        """One line a finished attempt."""
+        self.done += 1
+        self.progress(f"[{self.done}/{self.total}] {attempt.id}: {text}")
+
+    async def judge(self, attempt: Attempt, source: bytes) -> Verdict:
+        """A verdict, in turn."""
+        assert self.verifier is not None
+        async with self.judging:
+            return await asyncio.to_thread(self.verifier.verify, attempt.problem, attempt.dsl, source)
+
+    def skipped(self, attempt: Attempt) -> dict[str, list[dict[str, Any]]]:
+        """Rows of a treatment whose source wrote no skill: it inherits the baseline's outcome."""
+        baseline = attempt.baseline
+        assert baseline is not None
+        finished = records.finished(baseline.folder(self.runs))
+        if finished is None:
+            raise NoSource(f"{attempt.id} inherits from {baseline.id}, which has not run: run 01_solo first")
+        kept = ("verdict", "passed", "speedup", "kernel_ms", "baseline_ms", "device", "demo")
+        row = dict.fromkeys(records.columns("attempts"))
+        row |= {k: finished["attempts"][0][k] for k in kept}
+        row |= identity(attempt) | {"status": "skipped", "submissions": 0, "fingerprint": fingerprint(attempt)}
+        return {"attempts": [row], "submissions": [], "verdicts": [], "skills": []}
+
+
+class Session:
+    """What happens on the host during one attempt: verdicts on submissions, then the final score."""
+
+    def __init__(self, pool: Pool, attempt: Attempt, model: Model, folder: Path) -> None:
+        self.pool, self.attempt, self.model, self.folder = pool, attempt, model, folder
+        self.started = time.monotonic()
+        self.submissions: list[dict[str, Any]] = []
+        self.verdicts: list[dict[str, Any]] = []
+
+    async def evaluate(self, number: int, source: bytes) -> dict[str, Any]:
+        """Judge a feedback submission; returns what the agent may see."""
+        verdict = await self.judge(number, source)
+        return feedback(verdict, protocol().sandbox.submissions - number)
+
+    async def judge(self, number: int, source: bytes) -> Verdict:
+        """Keep the file, judge it, and note both."""
+        seconds = round(time.monotonic() - self.started, 1)
+        path = self.folder / "kernels" / (f"{number:02d}.py" if number else "final.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(source)
+        verdict = await self.pool.judge(self.attempt, source)
+        facts = json.loads(verdict.model_dump_json(exclude={"message", "output", "versions"}))
+        records.write_whole(path.with_suffix(".json"), verdict.model_dump_json(indent=1))
+        common = {"attempt": self.attempt.id, "number": number, "demo": self.model.demo}
+        self.verdicts.append({**facts, **common})
+        self.submissions.append(
+            {
+                **common,
+                "sha256": verdict.source_sha256,
+                "bytes": len(source),
+                "seconds": seconds,
+                "path": str(path.relative_to(self.pool.runs)),
+                "device": verdict.device,
+            }
+        )
+        return verdict
+
+    async def rows(self, outcome: TrialOutcome, given: str | None) -> dict[str, list[dict[str, Any]]]:
+        """Every table's rows of the finished attempt; the final kernel.py is judged here, after the agent's end."""
+        feedbacks = len(self.submissions)
+        final = None
+        if outcome.kernel is not None:
+            final = await self.judge(0, outcome.kernel)
+        assert self.pool.verifier is not None
+        if outcome.skill is not None:
+            (self.folder / "SKILL.md").write_bytes(outcome.skill.encode())
+        row = identity(self.attempt) | {
+            "status": "run",
+            "stop": outcome.stop,
+            "verdict": final.status if final else None,
+            "passed": bool(final and final.passed),
+            "speedup": final.speedup if final else None,
+            "kernel_ms": final.kernel_ms if final else None,
+            "baseline_ms": final.baseline_ms if final else None,
+            "submissions": feedbacks,
+            "turns": outcome.turns,
+            "tokens_in": outcome.tokens_in,
+            "tokens_cached": outcome.tokens_cached,
+            "tokens_out": outcome.tokens_out,
+            "cost_usd": outcome.cost_usd,
+            "seconds": round(outcome.seconds, 1),
+            "skill_sha256": digest(outcome.skill),
+            "given_skill_sha256": digest(given),
+            "fingerprint": fingerprint(self.attempt),
+            "device": self.pool.verifier.device,
+            "demo": self.model.demo,
+        }
+        return {
+            "attempts": [row],
+            "submissions": self.submissions,
+            "verdicts": self.verdicts,
+            "skills": [self.skill_row(outcome.skill)] if outcome.skill is not None else [],
+        }
+
+    def skill_row(self, skill: str) -> dict[str, Any]:
+        """The row of the skill that the attempt left."""
+        return {
+            "attempt": self.attempt.id,
+            "sha256": digest(skill),
+            "characters": len(skill),
+            "words": len(skill.split()),
+            "path": str((self.folder / "SKILL.md").relative_to(self.pool.runs)),
+            "demo": self.model.demo,
+        }
+
+
+def identity(attempt: Attempt) -> dict[str, Any]:
+    """The columns that say which attempt a row is of."""
+    fields = attempt.model_dump()
+    return {"attempt": attempt.id, "family": get_problem(attempt.problem).family, **fields}
+
+
+def digest(text: str | None) -> str | None:
+    """SHA-256 of a text, None for none."""
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def set_aside(folder: Path) -> None:
+    """Move what an interrupted try of this attempt left (its submissions and spend) to `interrupted/N`."""
+    left = [p for p in folder.iterdir() if p.name != "interrupted"] if folder.exists() else []
+    if not left:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    n = 1
+    while (folder / "interrupted" / str(n)).exists():
+        n += 1
+    aside = folder / "interrupted" / str(n)
+    aside.mkdir(parents=True)
+    for path in left:
+        path.rename(aside / path.name)
