@@ -1,6 +1,6 @@
 """Verdicts of our own solutions on this machine's device, as a table and as JSON.
 
-    python benchmarks/solutions.py [--repeats 3] [--out benchmarks/results/solutions-h200.json]
+python benchmarks/solutions.py [--repeats 3] [--out benchmarks/results/solutions-h200.json]
 """
 
 import argparse

@@ -46,7 +46,7 @@ class Checker:
         self.module = load_reference(self.problem)
         self.constants = constants(self.module, job["workload"])
         self.seed: int = job["seed"]
-        self.rules: VerdictRules = protocol().verdict
+        self.rules = VerdictRules.model_validate(job["rules"])
         self.facts: dict[str, Any] = {"draws": 0, "error_ratio": 0.0}
         if self.device == "cuda":
             self.facts["gpu"] = torch.cuda.get_device_name()
@@ -67,7 +67,7 @@ class Checker:
 
     def participant(self, part: str, sample: tuple[Any, ...], reference: tuple[Any, ...]) -> Participant:
         """A fresh runner process."""
-        return Participant(self.supervisor, part, self.problem, self.torch_device, sample, reference)
+        return Participant(self.supervisor, part, self.problem, self.torch_device, sample, reference, self.rules)
 
     @property
     def torch_device(self) -> str:

@@ -10,7 +10,7 @@ from mkb_core.bench import wire
 from mkb_core.bench.arena import arena_class, poison, typed
 from mkb_core.bench.forkserver import receive, send
 from mkb_core.bench.problems import Problem
-from mkb_core.config import protocol
+from mkb_core.config import VerdictRules
 
 SETS = 2  # arenas an input: the same pointer gets new contents, and the same contents a new pointer
 
@@ -54,9 +54,10 @@ class Participant:
         device: str,
         sample: tuple[Any, ...],
         outputs: Any,
+        limits: VerdictRules,
     ) -> None:
         self.supervisor, self.part, self.device = supervisor, part, device
-        self.limits, self.number = protocol().verdict, 0
+        self.limits, self.number = limits, 0
         page_fd, paper_fd = wire.memory_file("page", 4096), wire.memory_file("report", wire.REPORT_BYTES)
         self.page, self.paper = wire.Page(page_fd), wire.Page(paper_fd, wire.REPORT_BYTES)
         make = arena_class(device)

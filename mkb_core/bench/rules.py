@@ -44,6 +44,8 @@ FORBIDDEN_ATTRIBUTES = {
         "compile_cuda load_inline register_global_func get_global_func cuModuleLoadData cuLaunchKernel "
         "cuLaunchKernelEx nvrtcCompileProgram cuLibraryLoadData".split()
     ),
+    # modules that other modules hold as attributes
+    "import": frozenset("os sys ctypes subprocess builtins importlib gc inspect threading socket shutil".split()),
     "introspection": frozenset(
         "__globals__ __code__ __closure__ __subclasses__ __bases__ __mro__ __builtins__ __loader__ "
         "__spec__ __dict__ __getattribute__ __reduce__ __reduce_ex__ f_globals f_locals f_back gi_frame "
@@ -124,13 +126,15 @@ class Visitor(ast.NodeVisitor):
         if node.level:
             self.add("import", node, "relative import")
             return
+        before = len(self.findings)
         self.module(module, node)
         for alias in node.names:
             local = alias.asname or alias.name
             self.names[local] = f"{module}.{alias.name}"
             self.imported.add(local)
-            self.dotted(f"{module}.{alias.name}", node)
-            self.last_name(alias.name, node)
+            if len(self.findings) == before:  # one finding for a module says enough
+                self.dotted(f"{module}.{alias.name}", node)
+                self.last_name(alias.name, node)
 
     def module(self, name: str, node: ast.AST) -> None:
         """Judge one imported module."""

@@ -13,7 +13,7 @@ from typing import Any
 from mkb_core.bench import launches
 from mkb_core.bench.forkserver import receive, send
 from mkb_core.bench.problems import get_problem
-from mkb_core.config import ROOT, protocol
+from mkb_core.config import ROOT
 
 OUTPUT_LIMIT = 16 << 20
 SHOWN_OUTPUT = 4096
@@ -49,9 +49,9 @@ class ForkServer:
         readable, _, _ = select.select([self.control], [], [], START_SECONDS)
         message = receive(self.control)[0] if readable else None
         if not message:
-            self.close()
             self.log.seek(0)
             tail = self.log.read()[-1500:].decode(errors="replace")
+            self.close()
             raise VerifierBroken(f"a verifier process could not start: {tail.strip()}")
         self.ready = True
 
@@ -63,6 +63,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.log.close()
 
 
 class Child:
@@ -149,7 +150,8 @@ class OneVerdict:
         self.supervision, self.runner_server = supervision, runner_server
         self.job, self.source, self.directory = job, source, directory
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.deadline = time.monotonic() + protocol().verdict.verdict_seconds
+        self.limit = float(job["rules"]["verdict_seconds"])
+        self.deadline = time.monotonic() + self.limit
         self.runners: dict[str, Child] = {}
         self.checker = Child(checker_server, self.next_number(), job, theirs.fileno())
         theirs.close()
@@ -164,8 +166,7 @@ class OneVerdict:
         while True:
             self.poll(self.deadline)
             if time.monotonic() > self.deadline:
-                limit = protocol().verdict.verdict_seconds
-                return {"status": "timeout", "message": f"the verdict took longer than {limit:g} s; killed"}
+                return {"status": "timeout", "message": f"the verdict took longer than {self.limit:g} s; killed"}
             if not select.select([self.channel], [], [], 0)[0]:
                 continue
             message, fds = receive(self.channel)

@@ -15,6 +15,7 @@ from mkb_core.bench.gpu import default_device
 from mkb_core.bench.problems import Workload, get_problem
 from mkb_core.bench.supervisor import Supervision, VerifierBroken
 from mkb_core.bench.verdict import Device, Verdict
+from mkb_core.config import VerdictRules, protocol
 
 MAX_SOURCE_BYTES = 1 << 20
 
@@ -25,8 +26,9 @@ class Verifier:
     Use it as a context manager; `verify` below is the one-shot form.
     """
 
-    def __init__(self, device: Device | Literal["auto"] = "auto") -> None:
+    def __init__(self, device: Device | Literal["auto"] = "auto", limits: VerdictRules | None = None) -> None:
         self.device: Device = default_device() if device == "auto" else device
+        self.limits = limits or protocol().verdict
         self.supervision = Supervision(self.device)
 
     def __enter__(self) -> "Verifier":
@@ -76,7 +78,14 @@ class Verifier:
         fault = static_fault(dsl, data)
         if fault:
             return fault
-        job = {"problem": problem, "dsl": dsl, "device": self.device, "workload": workload, "seed": seed}
+        job = {
+            "problem": problem,
+            "dsl": dsl,
+            "device": self.device,
+            "workload": workload,
+            "seed": seed,
+            "rules": self.limits.model_dump(),
+        }
         for last in (False, True):
             try:
                 return self.supervision.judge(job, data)

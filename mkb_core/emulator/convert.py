@@ -9,7 +9,7 @@ import numpy as np
 
 from .decode import FLOATS, Execute, Scope, dtype_of, instruction
 from .errors import UnsupportedInstruction
-from .floating import flushed, f32_to_bf16, f32_to_f16, reader, writer
+from .floating import f32_to_bf16, f32_to_f16, flushed, reader, writer
 from .lanes import Lanes
 from .records import Instruction
 
@@ -65,7 +65,9 @@ def _pair(item: Instruction, scope: Scope, to: str, options: set[str]) -> Execut
     narrow, largest = (f32_to_bf16, 3.3895e38) if to == "bf16x2" else (f32_to_f16, 65504.0)
 
     def execute(lanes: Lanes) -> None:
-        upper, lower = (narrow(_clamp(read(lanes), options, largest), mode).astype(np.uint32) for read in (high, low))
+        upper, lower = (
+            narrow(_clamp(read(lanes), options, largest), mode).astype(np.uint32) for read in (high, low)
+        )
         write(lanes, (upper << np.uint32(16)) | lower)
 
     return execute
@@ -80,10 +82,12 @@ def _from_integer(item: Instruction, scope: Scope, options: set[str], to: str, s
         limits = np.iinfo(target)
         if source == "u64" or to == "u64":
             raise UnsupportedInstruction(item.name)
-        return lambda lanes: write(lanes, np.clip(read(lanes).astype(np.int64), limits.min, limits.max).astype(target))
-    store, exact = writer(scope, item.operands[0], to, _mode(options)), np.dtype(_F8 if source[1:] != "64" else "g")
-    if to in ("f16", "bf16") or _mode(options) == "rn":
-        exact = _F8 if to == "f64" or source[1:] != "64" else _F4
+        return lambda lanes: write(
+            lanes, np.clip(read(lanes).astype(np.int64), limits.min, limits.max).astype(target)
+        )
+    store = writer(scope, item.operands[0], to, _mode(options))
+    # a 64-bit integer has more bits than a double: going through one would round twice
+    exact: np.dtype = np.dtype("g") if source[1:] == "64" and to != "f64" else _F8
     return lambda lanes: store(lanes, _clamp(read(lanes).astype(exact), options, 3.5e38))
 
 
@@ -134,5 +138,3 @@ def _tf32(item: Instruction, scope: Scope) -> Execute:
         write(lanes, np.where(finite, (bits + half) & np.uint32(0xFFFFE000), bits))
 
     return execute
-
-

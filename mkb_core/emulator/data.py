@@ -232,5 +232,3 @@ def _call(item: Instruction, scope: Scope) -> Execute:
         raise EmulatorError(f"kernel {lanes.shape.kernel}, {where}: an assertion failed")
 
     return execute
-
-

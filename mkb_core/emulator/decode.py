@@ -16,7 +16,7 @@ Write = Callable[[Lanes, Any], None]
 Execute = Callable[[Lanes], None]
 Decoder = Callable[[Instruction, "Scope"], Execute]
 
-UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+UNSIGNED: dict[int, np.dtype] = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
 PREDICATE = np.dtype(bool)
 FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64")
 _KINDS = {"u": "u", "b": "u", "s": "i", "f": "f"}
@@ -143,10 +143,8 @@ class Scope:
             read = self.read(base, np.dtype("i8"))
         else:
             width = self.slots[base.name][1]
-            wide = self.read(base, UNSIGNED[width])
-            read = wide if width == 8 else (lambda lanes: wide(lanes).astype(np.int64))
-            if width == 8:
-                read = self.read(base, np.dtype("i8"))
+            bits = self.read(base, UNSIGNED[width])
+            read = lambda lanes: bits(lanes).astype(np.int64)  # noqa: E731
         return (lambda lanes: read(lanes) + offset) if offset else read
 
 

@@ -109,7 +109,11 @@ def _float(item: Instruction, scope: Scope, function: Callable[..., Any], *, exa
     reads = [reader(scope, operand, kind) for operand in item.operands[1:]]
     write = writer(scope, item.operands[0], kind, mode)
     double = (exact or mode != "rn") and kind != "f64"
-    flush, sat, relu = ("ftz" in item.modifiers and kind == "f32", "sat" in item.modifiers, "relu" in item.modifiers)
+    flush, sat, relu = (
+        "ftz" in item.modifiers and kind == "f32",
+        "sat" in item.modifiers,
+        "relu" in item.modifiers,
+    )
 
     def execute(lanes: Lanes) -> None:
         values = [read(lanes) for read in reads]
@@ -143,7 +147,12 @@ def _div(item: Instruction, scope: Scope) -> Execute:
 @instruction("min", "max", family="float")
 def _extremum(item: Instruction, scope: Scope) -> Execute:
     """A number wins over a NaN, unless `.NaN`; up to three operands."""
-    names = {("min", False): np.fmin, ("max", False): np.fmax, ("min", True): np.minimum, ("max", True): np.maximum}
+    names = {
+        ("min", False): np.fmin,
+        ("max", False): np.fmax,
+        ("min", True): np.minimum,
+        ("max", True): np.maximum,
+    }
     pick: Callable[[Any, Any], Any] = names[item.opcode, "NaN" in item.modifiers]
     return _float(item, scope, lambda a, b, c=None: pick(a, b) if c is None else pick(pick(a, b), c))
 

@@ -39,7 +39,12 @@ def _same(item: Instruction, scope: Scope, function: Function) -> Execute:
 def _saturated(function: Function) -> Function:
     """The 32-bit signed result, clamped instead of wrapped."""
     limit = np.iinfo(np.int32)
-    return lambda *args: np.clip(function(*[a.astype(np.int64) for a in args]), limit.min, limit.max).astype(np.int32)
+
+    def clamped(*values: Any) -> Any:
+        exact = function(*[value.astype(np.int64) for value in values])
+        return np.clip(exact, limit.min, limit.max).astype(np.int32)
+
+    return clamped
 
 
 @instruction("add", "sub", family="int")
@@ -159,7 +164,9 @@ def _funnel(item: Instruction, scope: Scope) -> Execute:
 
 
 def _field_mask(length: Any, dtype: np.dtype) -> Any:
-    return shifted(np.full(np.shape(length), -1).astype(dtype), length, left=True) ^ dtype.type((1 << 8 * dtype.itemsize) - 1)
+    """The lowest `length` bits set."""
+    ones = dtype.type((1 << 8 * dtype.itemsize) - 1)
+    return shifted(np.full(np.shape(length), ones, dtype), length, left=True) ^ ones
 
 
 @instruction("bfe")
@@ -254,5 +261,3 @@ def _lop3(item: Instruction, scope: Scope) -> Execute:
 @instruction("sad")
 def _sad(item: Instruction, scope: Scope) -> Execute:
     return _same(item, scope, lambda a, b, c: np.where(a > b, a - b, b - a) + c)
-
-

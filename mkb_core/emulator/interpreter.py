@@ -126,7 +126,8 @@ class _Scheduler:
             step = steps[at]
             lanes.steps += 1
             if lanes.steps > self.max_steps:
-                raise StepLimit(f"kernel {self.program.name}: not done after {self.max_steps} steps, at {step.text}")
+                name = self.program.name
+                raise StepLimit(f"kernel {name}: not done after {self.max_steps} steps, at {step.text}")
             active = 1
             if step.guard is not None:
                 active = lanes.select(base & step.guard(lanes))

@@ -80,7 +80,7 @@ def _mma(item: Instruction, scope: Scope) -> Execute:
         raise UnsupportedInstruction(item.name)
     depth = int(shape.partition("k")[2] or 0)
     known = shape == f"m16n8k{depth}" and depth in _SHAPES[_WIDEN[a_kind][0]]
-    if not known or c_kind not in ("f16", "f32", "s32") or any(m in names for m in ("satfinite", "sp", "and", "xor")):
+    if not known or c_kind not in ("f16", "f32", "s32") or {"satfinite", "sp", "and", "xor"} & set(names):
         raise UnsupportedInstruction(item.name)
     a, b, c = ([scope.read(part, _U4) for part in parts(operand)] for operand in item.operands[1:4])
     writes = [scope.write(part) for part in parts(item.operands[0])]

@@ -69,6 +69,11 @@ class GlobalMemory:
         self._regions = [r for r in self._regions if r.base != base]
         self._bases = [r.base for r in self._regions]
 
+    def room(self, address: int) -> int:
+        """Bytes from an address to the end of the region that it lies in; 0 outside every region."""
+        found = self._find(address)
+        return found.end - address if found else 0
+
     def _find(self, address: int) -> Region | None:
         i = bisect.bisect_right(self._bases, address) - 1
         return self._regions[i] if i >= 0 and address < self._regions[i].end else None

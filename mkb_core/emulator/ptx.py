@@ -40,6 +40,7 @@ def parse(text: str) -> dict[str, Kernel]:
         ValueError: Where the text is not the PTX that NVVM or NVRTC write.
     """
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text.replace("\0", ""), flags=re.S)
+    text = re.sub(r"^\s*\.(?:loc|file)\s[^\n]*", "", text, flags=re.M)  # they end with their line
     heads = list(_ENTRY.finditer(text))
     bodies = [(match, _closing_brace(text, match.end())) for match in heads]
     outside = _without(text, [(match.start(), end) for match, end in bodies])

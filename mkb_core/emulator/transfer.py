@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .decode import UNSIGNED, Execute, Read, Scope, dtype_of, instruction, parts
+from .decode import UNSIGNED, Execute, Read, Scope, Write, dtype_of, instruction, parts
 from .errors import UnsupportedInstruction
 from .lanes import Lanes
 from .memory import LOCAL_WINDOW, SHARED_WINDOW, AccessError
@@ -132,16 +132,16 @@ def _ld_param(item: Instruction, scope: Scope, raw: np.dtype) -> Execute:
     writes = [scope.write(part) for part in parts(item.operands[0])]
     if not isinstance(where.base, Symbol) or where.base.name not in scope.params:
         if isinstance(where.base, Symbol):
-            return lambda lanes: [write(lanes, raw.type(0)) for write in writes] and None
+            return lambda lanes: _write_all(lanes, writes, [raw.type(0)] * len(writes))
         raise UnsupportedInstruction(item.name)
     start = scope.params[where.base.name] + where.base.offset + where.offset
 
-    def execute(lanes: Lanes) -> None:
-        values = np.frombuffer(lanes.params, raw, len(writes), start)
-        for value, write in zip(values, writes, strict=True):
-            write(lanes, value)
+    return lambda lanes: _write_all(lanes, writes, np.frombuffer(lanes.params, raw, len(writes), start))
 
-    return execute
+
+def _write_all(lanes: Lanes, writes: list[Write], values: Any) -> None:
+    for write, value in zip(writes, values, strict=True):
+        write(lanes, value)
 
 
 @instruction("st")

@@ -50,7 +50,8 @@ def _shfl(item: Instruction, scope: Scope) -> Execute:
         dead = valid & ~lanes.mask[source] & lanes.mask & lanes.alive[source]
         if not lanes.full and dead.any():
             where = lanes.where(int(np.argmax(dead)))
-            raise EmulatorError(f"kernel {lanes.shape.kernel}, {where}: {item.name} reads a lane that takes no part")
+            what = f"{item.name} reads a lane that takes no part"
+            raise EmulatorError(f"kernel {lanes.shape.kernel}, {where}: {what}")
         results = (lanes.expand(value(lanes))[source], valid)
         for write, result in zip(writes, results, strict=False):
             write(lanes, result)
@@ -138,5 +139,3 @@ def _elect(item: Instruction, scope: Scope) -> Execute:
         chosen(lanes, lanes.lane == leader)
 
     return execute
-
-

@@ -7,9 +7,10 @@ import random
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 MiB = 1 << 20
 INSTALL = "apt-get install bubblewrap tmux"
@@ -26,6 +27,19 @@ HOST_ETC = (
     "os-release",
     "terminfo",
 )
+TMPFS_MB = {
+    "/app": 1024,
+    "/dev/shm": 256,
+    "/harbor": 64,
+    "/logs": 256,
+    "/root": 512,  # HOME, so the compilers' caches too
+    "/run": 16,
+    "/solution": 64,
+    "/tests": 64,
+    "/tmp": 2048,
+    "/var/tmp": 256,
+}
+LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 UIDS = range(20_000, 60_000)  # neither people's nor systemd's
 ISOLATION = ("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL")
 INIT_PATH = "/etc/sandbox_init.py"
@@ -69,14 +83,6 @@ def drop_argv(uid: int | None) -> list[str]:
     return ["setpriv", *ids, "--inh-caps=-all", "--no-new-privs"]
 
 
-def drop_argv(uid: int | None) -> list[str]:
-    """Become `uid` for good; started as root, bwrap would keep all capabilities."""
-    if uid is None:
-        return []
-    ids = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    return ["setpriv", *ids, "--inh-caps=-all", "--no-new-privs"]
-
-
 def stage(sources: Sequence[Path], directory: Path | None) -> tuple[list[str], dict[Path, Path]]:
     """A command prefix after which each source is reachable by an unprivileged uid, and where.
 
@@ -97,25 +103,12 @@ def stage(sources: Sequence[Path], directory: Path | None) -> tuple[list[str], d
     return prefix, {source: places[a] / source.relative_to(a) for source, a in anchors.items()}
 
 
-def scaled(tmpfs_mb: dict[str, int], total_mb: int) -> dict[str, int]:
-    """The sizes shrunk to `total_mb` together: full tmpfs must leave memory to run commands in."""
-    factor = min(1, total_mb / sum(tmpfs_mb.values())) if total_mb else 1
-    return {place: max(1, int(mb * factor)) for place, mb in tmpfs_mb.items()}
-
-
 def bwrap_argv(layout: Layout, reachable: dict[Path, Path], seccomp_fd: int) -> tuple[list[str], list[int]]:
     """The command up to `--`, and the descriptors that it reads its made files from."""
     argv = ["bwrap", *ISOLATION, "--uid", "0", "--gid", "0", "--hostname", "sandbox", "--new-session"]
     argv += ["--die-with-parent", "--as-pid-1", "--clearenv", "--seccomp", str(seccomp_fd)]
-    argv += [
-        "--ro-bind",
-        "/usr",
-        "/usr",
-        "--size",
-        str(MiB),
-        "--tmpfs",
-        "/usr/local",
-    ]  # this host's own tools
+    argv += ["--ro-bind", "/usr", "/usr"]
+    argv += ["--size", str(MiB), "--tmpfs", "/usr/local"]  # this host's own tools
     for name in ("bin", "sbin", "lib", "lib64"):
         path = Path("/", name)
         if path.is_symlink():
@@ -141,7 +134,10 @@ def bwrap_argv(layout: Layout, reachable: dict[Path, Path], seccomp_fd: int) -> 
     for place, text in layout.files.items():
         fds.append(memory_file(text.encode()))
         argv += ["--perms", "0444", "--file", str(fds[-1]), place]
-    return [*argv, "--remount-ro", "/", "--chdir", "/", "--"], fds
+    # last: the interpreter may be below /usr/local; bwrap makes / and /dev without a size limit
+    for place in ("/usr/local", "/dev", "/"):
+        argv += ["--remount-ro", place]
+    return [*argv, "--chdir", "/", "--"], fds
 
 
 def memory_file(data: bytes) -> int:
@@ -166,12 +162,32 @@ def made_etc(path: str) -> dict[str, str]:
 
 
 def interpreter_binds(interpreter: Path) -> tuple[list[tuple[Path, str]], list[str]]:
-    """The interpreter's prefix at its own path, and its directories of installed packages to be masked."""
-    prefix = interpreter.parent.parent
+    """The interpreter and its library at their own paths, and the packages installed there to be masked.
+
+    Not the whole prefix: that of a container's Python is /usr/local, with all that the host has there.
+    """
+    prefix, version = interpreter.parent.parent, interpreter.name
     if prefix == Path("/usr"):
         return [], []
-    own = [str(p) for p in prefix.glob("lib*/python3*/site-packages") if p.is_dir()]
-    return [(prefix, str(prefix))], own
+    shared = sorted(prefix.glob("lib/*.so*"))  # libpython, and what conda's interpreters link
+    parts = [interpreter, prefix / "lib" / version, prefix / "include" / version, *shared]
+    packages = prefix / "lib" / version / "site-packages"
+    return [(p, str(p)) for p in parts if p.exists()], [str(packages)] if packages.is_dir() else []
+
+
+def read_only(mount: Mapping[str, Any]) -> tuple[Path, str]:
+    """Source and target of a mount that the sandbox takes."""
+    if mount.get("type", "bind") != "bind" or not mount.get("read_only"):
+        raise ValueError(f"the sandbox takes read-only bind mounts only, not {dict(mount)}")
+    return Path(mount["source"]).resolve(), str(mount["target"])
+
+
+def places(tmpfs_mb: Mapping[str, int] | None, workdir: str) -> dict[str, int]:
+    """The writable directories with their sizes; the working directory is always among them or below one."""
+    sizes = {**TMPFS_MB, **(tmpfs_mb or {})}
+    if not any(f"{workdir}/".startswith(f"{place}/") for place in sizes):
+        sizes[workdir] = TMPFS_MB["/app"]
+    return sizes
 
 
 def probe(uid: int | None) -> str | None:

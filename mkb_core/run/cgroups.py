@@ -36,9 +36,7 @@ class Cgroup:
         self.enforced: dict[str, str] = {}
 
     @classmethod
-    def create(
-        cls, *, memory_mb: int | None, cpus: int | None, pids: int | None, root: Path = ROOT
-    ) -> Cgroup:
+    def create(cls, *, memory_mb: int | None, cpus: int | None, pids: int | None, root: Path = ROOT) -> Cgroup:
         """Make the cgroup; what this host does not allow is missing from `enforced`."""
         group = cls(root)
         sweep(root)

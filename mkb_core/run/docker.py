@@ -16,6 +16,11 @@ from harbor.environments.docker import COMPOSE_NO_NETWORK_PATH
 from harbor.environments.docker.docker import DockerEnvironment
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
+# Harbor's own `sleep infinity` reaps no orphans, and an init of Docker's would end with the child that
+# `kill -1` takes from it: a shell in a loop survives that (no signal reaches PID 1) and reaps.
+PID_1 = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+KILL_ALL = "kill -9 -1; sleep 0.3; set -- /proc/[0-9]*; echo $#"
+
 
 class NoNetworkDockerEnvironment(DockerEnvironment):  # type: ignore[misc]
     """One container without a network (no egress sidecar), capabilities, log mounts or more than `pids`."""
@@ -34,11 +39,15 @@ class NoNetworkDockerEnvironment(DockerEnvironment):  # type: ignore[misc]
         if self._uses_compose:
             raise ValueError("a task with compose services of its own could give itself a network")
         self._max_download = max_download_mb << 20
-        self._override_dir = tempfile.TemporaryDirectory(prefix="mkb-compose-", ignore_cleanup_errors=True)
-        self._override_path = Path(self._override_dir.name) / "docker-compose-isolation.json"
-        self._override_path.write_text(
-            json.dumps(isolation_override(pids, self._effective_memory_mb), indent=1)
-        )
+        isolation = isolation_override(pids, self._effective_memory_mb)
+        self.enforced = {"network": "docker network_mode none", "pids": f"docker pids_limit {pids}"}
+        if self._effective_memory_mb:
+            self.enforced["memory"] = f"docker mem_limit {self._effective_memory_mb} MB"
+        if self._effective_cpus:
+            self.enforced["cpu"] = f"docker cpus {self._effective_cpus}"
+        self._override_path = Path(self.trial_paths.trial_dir, "docker-compose-isolation.json")
+        self._override_path.parent.mkdir(parents=True, exist_ok=True)
+        self._override_path.write_text(json.dumps(isolation, indent=1))
 
     @staticmethod
     @override
@@ -70,9 +79,7 @@ class NoNetworkDockerEnvironment(DockerEnvironment):  # type: ignore[misc]
             copy = Path(scratch, "file")
             await super().download_file(source_path, copy)
             if copy.is_symlink() or not copy.is_file() or copy.stat().st_size > self._max_download:
-                raise RuntimeError(
-                    f"{source_path} is not a regular file of at most {self._max_download} bytes"
-                )
+                raise RuntimeError(f"{source_path} is not a regular file of at most {self._max_download} bytes")
             Path(target_path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(copy, target_path)
 
@@ -84,10 +91,11 @@ class NoNetworkDockerEnvironment(DockerEnvironment):  # type: ignore[misc]
             merge_regular(Path(scratch, "tree"), Path(target_dir))
 
     async def kill_all(self) -> int:
-        """SIGKILL every process of the container but its init; returns 0 when the container answered."""
-        result = await self.exec("kill -9 -1 2>/dev/null; true", user="root")
-        # the shell is among the killed: 137 is the expected answer
-        return 0 if result.return_code in (0, 137) else 1
+        """SIGKILL every process of the container but its PID 1; returns how many are left, 1 if unknown."""
+        result = await self.exec(KILL_ALL, user="root")
+        count = (result.stdout or "").strip()
+        # PID 1, the `sleep` that it has started again, and the shell that counts
+        return max(0, int(count) - 3) if count.isdigit() else 1
 
 
 def isolation_override(pids: int, memory_mb: int | None) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def isolation_override(pids: int, memory_mb: int | None) -> dict[str, Any]:
         "pids_limit": pids,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
-        "init": True,
+        "command": ["sh", "-c", PID_1.replace("$", "$$")],  # compose expands a single one
     }
     if memory_mb:
         main["memswap_limit"] = f"{memory_mb}m"

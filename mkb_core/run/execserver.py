@@ -70,6 +70,8 @@ class ExecServer:
         """A connected pair of sockets: one end for the sandbox, one for us."""
         self._host, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._host.setblocking(False)
+        # a message has to fit as a whole, and the default is less than the longest
+        self._host.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_MESSAGE)
         self._ids = itertools.count(READY + 1)
         self._replies: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._alive = True
@@ -116,7 +118,7 @@ class ExecServer:
                 finally:
                     for fd in (stdin_r, out.write_fd, err.write_fd):
                         os.close(fd)
-                feeder = asyncio.create_task(asyncio.to_thread(_feed, stdin_w, stdin or b""))
+                feeder = asyncio.create_task(_feed(stdin_w, stdin or b""))
                 reply = await self._finished(number, replies, timeout)
             if "error" in reply:
                 return Completed(NOT_STARTED, b"", f"sandbox: {reply['error']}".encode(), 0)
@@ -126,7 +128,9 @@ class ExecServer:
             out.close()
             err.close()
             if feeder is not None:
-                await feeder
+                # not awaited to its end: some process inside may hold the pipe open and never read
+                feeder.cancel()
+                await asyncio.wait([feeder])
 
     async def kill_all(self, timeout: float = 30) -> int:
         """SIGKILL every process in the sandbox but PID 1; how many are left."""
@@ -178,6 +182,8 @@ class ExecServer:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self._host.sendmsg([data], rights)
+        except BlockingIOError:
+            raise SandboxDied("PID 1 of the sandbox does not read its socket") from None
         except (BrokenPipeError, ConnectionResetError):
             raise SandboxDied("the sandbox is not running") from None
 
@@ -205,12 +211,28 @@ class ExecServer:
                 replies.put_nowait({"dead": True})
 
 
-def _feed(fd: int, data: bytes) -> None:
+async def _feed(fd: int, data: bytes) -> None:
+    """Write to a pipe until all is through or nobody reads any more; closes `fd` also when cancelled."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(fd, False)
+    view = memoryview(data)
     try:
-        view = memoryview(data)
         while view:
-            view = view[os.write(fd, view) :]
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                writable = loop.create_future()
+                loop.add_writer(fd, _resolve, writable)
+                try:
+                    await writable
+                finally:
+                    loop.remove_writer(fd)
     except OSError:
         pass  # the reader did not want it all
     finally:
         os.close(fd)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

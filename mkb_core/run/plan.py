@@ -1,10 +1,12 @@
 """The grid of attempts: deterministic ids, and which skill conditions which attempt."""
 
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
 from mkb_core.bench.dsl import DSLS
+from mkb_core.bench.problems import Problem
 from mkb_core.config import RUNS, Record, unknown
 
 Arm = Literal["solo", "skill"]
@@ -63,3 +65,18 @@ def grid(
         for problem in problems:
             for dsl in dsls:
                 yield Attempt(model=model, problem=problem, dsl=dsl, arm=arm, replicate=replicate)
+
+
+def select(words: str, available: Iterable[Problem]) -> list[str]:
+    """Ids of the problems that any of the words names: `all`, an id, a family, or a glob over `id_slug`.
+
+    Raises ValueError for a word that names nothing, listing what exists.
+    """
+    found: set[str] = set()
+    available = list(available)
+    for word in words.replace(",", " ").split():
+        named = {p.id for p in available if word in ("all", p.id, p.family) or fnmatch(f"{p.id}_{p.slug}", word)}
+        if not named:
+            raise unknown("problem, family or pattern", word, ["all", *(p.id for p in available)])
+        found |= named
+    return [p.id for p in available if p.id in found]

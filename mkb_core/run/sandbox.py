@@ -24,19 +24,6 @@ from mkb_core.run.watchdog import Watchdog
 
 __all__ = ["BubblewrapEnvironment", "SandboxDied"]
 
-TMPFS_MB = {
-    "/app": 1024,
-    "/dev/shm": 256,
-    "/harbor": 64,
-    "/logs": 256,
-    "/root": 512,  # HOME, so the compilers' caches too
-    "/run": 16,
-    "/solution": 64,
-    "/tests": 64,
-    "/tmp": 2048,
-    "/var/tmp": 256,
-}
-LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 START_TIMEOUT_S = 60
 
 
@@ -65,7 +52,7 @@ class BubblewrapEnvironment(Transfer, BaseEnvironment):  # type: ignore[misc]
         Args:
             *args: Passed on.
             pids: Processes and threads at a time.
-            tmpfs_mb: Sizes of writable directories, over `TMPFS_MB`.
+            tmpfs_mb: Sizes of writable directories, over `bwrap.TMPFS_MB`.
             dsl: Whether /opt/dsl (torch and the DSLs) is there and first on PATH.
             use_cgroups: False forces the second-choice limits of hosts without writable cgroups.
             sandbox_uid: Host uid when the harness is root; default: one without processes.
@@ -77,12 +64,10 @@ class BubblewrapEnvironment(Transfer, BaseEnvironment):  # type: ignore[misc]
         self.enforced: dict[str, str] = {}
         self._pids, self._use_cgroups, self._uid = pids, use_cgroups, sandbox_uid
         self._max_output, self._max_download = max_output_mb * MiB, max_download_mb * MiB
-        self._tmpfs = {**TMPFS_MB, **(tmpfs_mb or {})}
         self._workdir = self.task_env_config.workdir or "/app"
-        if not any(f"{self._workdir}/".startswith(f"{place}/") for place in self._tmpfs):
-            self._tmpfs[self._workdir] = TMPFS_MB["/app"]
+        self._tmpfs = bwrap.places(tmpfs_mb, self._workdir)
         self._binds = [
-            _read_only(m) for m in self._mounts if PurePosixPath(m["target"]).parts[:2] != ("/", "logs")
+            bwrap.read_only(m) for m in self._mounts if PurePosixPath(m["target"]).parts[:2] != ("/", "logs")
         ]
         self._toolchain = toolchain.toolchain() if dsl else None
         self._server: ExecServer | None = None
@@ -192,7 +177,7 @@ class BubblewrapEnvironment(Transfer, BaseEnvironment):  # type: ignore[misc]
             symlinks = self._toolchain.symlinks()
         binds = binds + self._binds
         tmpfs = bwrap.scaled(self._tmpfs, (self._effective_memory_mb or 0) // 2)
-        layout = bwrap.Layout(tmpfs, binds, files, symlinks, masked, [*LOGS, self._workdir])
+        layout = bwrap.Layout(tmpfs, binds, files, symlinks, masked, [*bwrap.LOGS, self._workdir])
         prefix, reachable = bwrap.stage([source for source, _ in binds], staging)
         seccomp_fd = bwrap.memory_file(seccomp.program())
         argv, fds = bwrap.bwrap_argv(layout, reachable, seccomp_fd)
@@ -294,9 +279,3 @@ class BubblewrapEnvironment(Transfer, BaseEnvironment):  # type: ignore[misc]
         versions = self._toolchain.versions if self._toolchain is not None else {}
         record = {"enforced": self.enforced, "toolchain": versions, **stats}
         (self.trial_paths.trial_dir / "sandbox.json").write_text(json.dumps(record, indent=1))
-
-
-def _read_only(mount: Any) -> tuple[Path, str]:
-    if mount.get("type", "bind") != "bind" or not mount.get("read_only"):
-        raise ValueError(f"the sandbox takes read-only bind mounts only, not {mount}")
-    return Path(mount["source"]).resolve(), str(mount["target"])

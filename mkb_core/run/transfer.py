@@ -80,9 +80,7 @@ class Transfer(ABC):
 
         await self._fetch_tree(source_dir, target_dir, wanted)
 
-    async def _fetch_tree(
-        self, source_dir: str, target_dir: Path | str, wanted: Callable[[str], bool]
-    ) -> None:
+    async def _fetch_tree(self, source_dir: str, target_dir: Path | str, wanted: Callable[[str], bool]) -> None:
         data = await self._shell(DOWNLOAD_DIR, str(source_dir), str(self._max_download + 1))
         await asyncio.to_thread(_unpack, data, Path(target_dir), wanted)
 

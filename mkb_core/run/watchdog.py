@@ -20,9 +20,7 @@ class Watchdog(threading.Thread):
     process maps is not seen. Hence a second choice after cgroups.
     """
 
-    def __init__(
-        self, root_pid: int, limit_bytes: int, tmpfs: Iterable[str], kill: Callable[[], None]
-    ) -> None:
+    def __init__(self, root_pid: int, limit_bytes: int, tmpfs: Iterable[str], kill: Callable[[], None]) -> None:
         """`root_pid` itself (bwrap, outside the sandbox) is not counted."""
         super().__init__(name=f"memory-watchdog-{root_pid}", daemon=True)
         self.root_pid, self.limit, self.tmpfs, self.kill = root_pid, limit_bytes, list(tmpfs), kill

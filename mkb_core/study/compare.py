@@ -1,12 +1,15 @@
 """Comparisons: what a skill did to the outcome of a fresh attempt, always derived from the attempts."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mkb_core.config import Protocol, protocol
+from mkb_core import records
+from mkb_core.config import ROOT, Protocol, protocol, unknown
+from mkb_core.notebook import Parameters, shown
 
 CASES = ("both", "rescue", "break", "neither", "skipped")
 KEYS = ["model", "problem", "replicate"]
@@ -134,3 +137,46 @@ def summary(rows: pd.DataFrame, by: Sequence[str] = ("model", "direction")) -> p
         return pd.DataFrame(columns=[*by, "comparisons", "untimed", "help_pct", "harm_pct", "lift_pct"])
     cells = [(key, cell(group)) for key, group in rows.groupby(list(by), sort=True)]
     return pd.DataFrame([{**dict(zip(by, key, strict=True)), **values} for key, values in cells])
+
+
+class Choice(Parameters):
+    """Parameters of 04_compare."""
+
+    model: str = "all"  # a key in data/models.yaml, or all
+    runs: str = "runs"  # folder of the results
+
+    def folder(self) -> Path:
+        """The folder of the results."""
+        return ROOT / self.runs
+
+
+def load_comparisons(choice: Choice) -> pd.DataFrame:
+    """Comparisons of the finished attempts; raises ValueError for a model that has none, listing those that have."""
+    rows = comparisons(records.load("attempts", choice.folder()))
+    if choice.model == "all":
+        return rows
+    if choice.model not in set(rows.model):
+        raise unknown("model in this run", choice.model, sorted(set(rows.model)))
+    return rows[rows.model == choice.model].reset_index(drop=True)
+
+
+def text(table: pd.DataFrame) -> str:
+    """The summary as plain text, one decimal, with a warning line where rows are no result about a model."""
+    lines = [table.to_string(index=False, float_format=lambda v: f"{v:.1f}", na_rep="-")]
+    if len(table) and table.demo.any():
+        lines.append(
+            "demo: recorded answers; these figures show that the path works and say nothing about a model."
+        )
+    if len(table) and table.device.str.contains("emulated").any():
+        lines.append("emulated: correctness and rules only; no comparison of times.")
+    return "\n".join(lines)
+
+
+def save(choice: Choice, rows: pd.DataFrame, table: pd.DataFrame) -> list[str]:
+    """Write both tables as CSV under the run's folder; returns their paths."""
+    directory = choice.folder() / "tables"
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / "comparisons.csv", directory / "summary.csv"]
+    for path, frame in zip(paths, (rows, table), strict=True):
+        frame.to_csv(path, index=False)
+    return [shown(path, ROOT) for path in paths]

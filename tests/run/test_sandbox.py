@@ -5,11 +5,13 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -19,7 +21,7 @@ import pytest
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
 
-from mkb_core.run import bwrap, cgroups, watchdog
+from mkb_core.run import bwrap, cgroups, seccomp, watchdog
 from mkb_core.run.execserver import NOT_STARTED
 from mkb_core.run.sandbox import BubblewrapEnvironment, SandboxDied
 from mkb_core.run.toolchain import interpreter
@@ -242,7 +244,7 @@ def test_only_harmless_devices(box):
 
 def test_no_host_path_is_writable(box):
     places = ["/", "/usr", "/usr/bin", "/usr/local", "/usr/lib", "/etc", "/bin", "/lib", "/opt", "/var", "/dev"]
-    places += ["/proc/sys/kernel", "/sys", "/submit", str(interpreter().parents[1]), str(interpreter().parent)]
+    places += ["/proc/sys/kernel", "/sys", "/submit", str(interpreter().parents[1] / "lib" / interpreter().name)]
     places += ["/opt/dsl", "/opt/dsl/bin", "/opt/dsl/lib/python3.12/site-packages/torch"] if HAS_TORCH else []
     free = ["/app", "/tests", "/logs/agent", "/tmp", "/root", "/root/.cache", "/dev/shm", "/var/tmp"]
     written = box.python(f"""
@@ -347,9 +349,10 @@ def test_pid_1_is_out_of_reach(box):
         import ctypes, errno, json, os, time
         outcome = {}
         os.kill(1, 9)
-        for name in ('environ', 'mem', 'fd'):
+        names = ['environ', 'mem', 'root/etc/passwd', *(f'fd/{fd}' for fd in os.listdir('/proc/1/fd'))]
+        for name in names:
             try:
-                (os.listdir if name == 'fd' else open)(f'/proc/1/{name}')
+                open(f'/proc/1/{name}')
                 outcome[name] = 'open'
             except OSError as exc:
                 outcome[name] = errno.errorcode[exc.errno]
@@ -358,9 +361,10 @@ def test_pid_1_is_out_of_reach(box):
         outcome['inherited'] = [fd for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')]
         print(json.dumps(outcome))
     """)
-    assert {outcome[name] for name in ("environ", "mem", "fd")} <= {"EACCES", "EPERM"}
-    assert outcome["ptrace"] == -1
-    assert set(outcome["inherited"]) <= {"0", "1", "2"}
+    assert outcome.pop("inherited") == ["0", "1", "2"]
+    assert outcome.pop("ptrace") == -1
+    assert len(outcome) > 4  # its log, its socket, ...
+    assert set(outcome.values()) <= {"EACCES", "EPERM"}
     assert box.out("echo alive") == "alive\n"
 
 
@@ -421,8 +425,10 @@ def test_process_limit(tmp_path, use_cgroups):
 def test_a_command_that_cannot_fork_fails_like_a_command(tmp_path):
     with Box(tmp_path, pids=8) as box:
         greedy = "import os, time\nwhile True:\n try:\n  if os.fork() == 0: time.sleep(60)\n except OSError: pass"
-        box.sh(f"python3 -c '{greedy}' > /dev/null 2>&1 & sleep 1")
-        result = box.sh("true")
+        box.sh(f"python3 -c '{greedy}' > /dev/null 2>&1 & sleep 0.5")
+        deadline = time.monotonic() + 10
+        while (result := box.sh("true")).return_code == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)  # the shell itself held a place that the greedy one has yet to take
         assert result.return_code == NOT_STARTED
         assert "Resource temporarily unavailable" in result.stderr
         assert box.run(box.environment.kill_all()) == 0
@@ -435,11 +441,16 @@ def test_cpu_limit(tmp_path, use_cgroups):
         how = box.environment.enforced["cpu"]
         if how.startswith("affinity"):
             assert len(os.sched_getaffinity(box.init_pid())) == 1
-        else:
-            burn = "import time; e = time.time() + 1.5\nwhile time.time() < e: pass"
-            box.sh(f"for i in 1 2 3; do python3 -c '{burn}' & done; wait")
-            stats = box.environment._cgroup.stats()["cpu.stat"].split()
-            assert int(stats[stats.index("nr_throttled") + 1]) > 0
+            return
+        group = box.environment._cgroup
+        quota = next(q for d in group.dirs for q in (d / "cpu.cfs_quota_us", d / "cpu.max") if q.exists())
+        assert quota.read_text().split()[0] == str(cgroups.CPU_PERIOD_US)
+        # a busy machine may not grant even the one core: whether the quota binds shows with less
+        quota.write_text(str(cgroups.CPU_PERIOD_US // 20))
+        burn = "import time; e = time.time() + 1\nwhile time.time() < e: pass"
+        box.sh(f"for i in 1 2 3; do python3 -c '{burn}' & done; wait")
+        stats = group.stats()["cpu.stat"].split()
+        assert int(stats[stats.index("nr_throttled") + 1]) > 0
 
 
 def test_the_output_is_capped(box):
@@ -474,6 +485,19 @@ def test_files_round_trip(box, tmp_path):
     box.run(box.environment.download_file("/app/tree/sub/a.txt", tmp_path / "x" / "a.txt"))
     box.run(box.environment.download_dir("/app/tree", tmp_path / "back"))
     assert (tmp_path / "x" / "a.txt").read_text() == (tmp_path / "back/sub/a.txt").read_text() == "a"
+
+
+def test_long_commands_fit(box):
+    text = "é" * 40_000  # 240 kB as a message; the kernel takes arguments up to 128 kB
+    assert box.out(f"printf %s {text} | wc -c").strip() == "80000"
+
+
+def test_input_that_nobody_reads_holds_nothing_up(box):
+    started = time.monotonic()
+    command = ["/bin/bash", "-c", "setsid sleep 20 <&0 & sleep 20"]  # the first one outlives the timeout's kill
+    with pytest.raises(RuntimeError, match="timed out"):
+        box.run(box.environment._run(command, limit=1, timeout=1, stdin=bytes(1 << 20)))
+    assert time.monotonic() - started < 10
 
 
 TRICKS = {
@@ -573,6 +597,65 @@ def test_a_killed_harness_takes_its_sandbox_along(tmp_path):
         cgroups.sweep()
 
 
+ROOTLESS = """
+    import os, pathlib, sys
+    sys.path.insert(0, {tests!r})
+    from test_sandbox import Box, watchdog
+    with Box(pathlib.Path({place!r}), memory_mb=256, pids=64) as box:
+        enforced = box.environment.enforced
+        assert os.geteuid() == {uid} and enforced["uid"] == "{uid}", enforced
+        assert "CapEff:\t0000000000000000" in box.out("cat /proc/self/status")
+        assert box.sh("ls {repository}").return_code != 0
+        assert box.out("python3 -c 'b = bytearray(90 << 20); print(1)'") == "1\\n"
+        hog = "import time; b = [bytearray(16 << 20) for _ in range(60)]; time.sleep(1); print('survived')"
+        assert "survived" not in box.sh(f'python3 -c "{{hog}}"').stdout
+        box.sh("for d in /tmp /app /root /dev/shm; do head -c 300M /dev/zero > $d/fill; done")
+        files = "import time; b = bytearray(200 << 20); time.sleep(1); print('survived')"
+        assert "survived" not in box.sh(f'python3 -c "{{files}}"').stdout  # full disks count as memory
+        forks = "import os, time\\nfor _ in range(200):\\n if os.fork() == 0: time.sleep(60)"
+        assert "Resource temporarily unavailable" in box.sh(f"python3 -c $'{{forks}}'").stderr
+        assert 30 < len(watchdog.descendants(box.pid)) <= 65
+        assert box.run(box.environment.kill_all()) == 0
+        print("passed", enforced["memory"], enforced["pids"], sep="; ")
+"""
+
+
+def as_user(uid, argv, needed):
+    """`argv` as `uid`, in a private mount namespace where only `needed` is left of closed directories."""
+    closed = {}
+    for path in needed:
+        if ancestors := [a for a in reversed(path.parents) if not a.stat().st_mode & 0o001]:
+            closed.setdefault(ancestors[0], []).append(path)
+    script = ["set -e", "umask 022"]
+    for top, paths in closed.items():
+        at = shlex.quote(str(top))
+        script += ["stage=$(mktemp -d)", "mount -t tmpfs none $stage", "mkdir $stage/top"]
+        script += [f"mount --rbind {at} $stage/top", f"mount -t tmpfs -o mode=755 none {at}"]
+        for path in paths:
+            source, place = shlex.quote(str(path.relative_to(top))), shlex.quote(str(path))
+            script += [f"mkdir -p {place}", f"mount --rbind $stage/top/{source} {place}"]
+        script += ["umount -l $stage", "rmdir $stage"]
+    shell = ["sh", "-c", "\n".join([*script, 'exec "$@"']), "sh"]
+    return ["unshare", "--mount", "--propagation", "private", *shell, *bwrap.drop_argv(uid), *argv]
+
+
+def test_without_root():
+    """The same by an unprivileged user, who has no cgroups either where this is a root's machine."""
+    uid = bwrap.free_uid() if os.geteuid() == 0 else os.geteuid()
+    with tempfile.TemporaryDirectory(prefix="mkb-rootless-") as place:
+        values = {"tests": str(Path(__file__).parent), "place": place, "uid": uid, "repository": REPOSITORY}
+        argv = [sys.executable, "-c", textwrap.dedent(ROOTLESS).format(**values)]
+        if os.geteuid() == 0:
+            os.chown(place, uid, uid)
+            argv = as_user(uid, argv, [interpreter().parents[1], REPOSITORY, Path(sys.prefix)])
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HOME": "/nonexistent"}
+        done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=120, check=False)
+    assert done.stdout.startswith("passed; "), (done.stdout, done.stderr[-3000:])
+    if os.geteuid() == 0:
+        assert "watchdog" in done.stdout
+        assert "RLIMIT_NPROC" in done.stdout
+
+
 def test_the_sandbox_that_dies_is_reported(tmp_path):
     with Box(tmp_path) as box:
         os.kill(box.init_pid(), signal.SIGKILL)
@@ -588,6 +671,24 @@ def test_tmux_in_a_login_shell(box):
         assert time.monotonic() < deadline, screen
         time.sleep(0.1)
     assert f"path={box.environment._env()['PATH']}" in screen
+
+
+def test_an_interpreter_in_usr_local_can_be_bound(tmp_path):
+    """As in the python images of Docker; the rest of /usr/local stays hidden and nothing is writable."""
+    (tmp_path / "python3.12").write_text("the interpreter")
+    source = tmp_path / "python3.12"
+    layout = bwrap.Layout({"/tmp": 1}, binds=[(source, "/usr/local/bin/python3.12")])
+    with (tmp_path / "filter").open("w+b") as file:
+        file.write(seccomp.program())
+        file.seek(0)
+        argv, _ = bwrap.bwrap_argv(layout, {source: source}, file.fileno())
+        script = (
+            "cat /usr/local/bin/python3.12; ls -A /usr/local /usr/local/bin; touch /usr/local/x || echo closed"
+        )
+        argv.remove("--as-pid-1")
+        command = [*argv, "/bin/sh", "-c", script]
+        done = subprocess.run(command, pass_fds=[file.fileno()], capture_output=True, text=True, timeout=30)
+    assert done.stdout.split() == "the interpreter/usr/local: bin /usr/local/bin: python3.12 closed".split()
 
 
 # ---- what the machine lacks ------------------------------------------------------------------------
@@ -610,12 +711,12 @@ def test_preflight_says_what_to_do_without_user_namespaces(monkeypatch):
 
 
 def test_a_failed_start_shows_why_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(bwrap, "HOST_ETC", ("passwd",))
     monkeypatch.setattr(bwrap, "ISOLATION", ("--no-such-flag",))
+    before = set(cgroups.ROOT.glob(f"*/mkb-{os.getpid()}-*"))
     box = Box(tmp_path)
     with pytest.raises(RuntimeError, match="Unknown option --no-such-flag"), box:
         pass
-    assert list(cgroups.ROOT.glob(f"*/mkb-{os.getpid()}-*")) == [] or "memory" not in box.environment.enforced
+    assert set(cgroups.ROOT.glob(f"*/mkb-{os.getpid()}-*")) == before
 
 
 def test_unwritable_cgroups_enforce_nothing(tmp_path):
@@ -638,38 +739,32 @@ def test_cgroup_v2_files(tmp_path, monkeypatch):
 
 # ---- the toolchain inside --------------------------------------------------------------------------
 
-CUTE = """
-import cutlass, cutlass.cute as cute, torch
-@cute.kernel
-def double(x: cute.Tensor, o: cute.Tensor):
-    t, _, _ = cute.arch.thread_idx()
-    b, _, _ = cute.arch.block_idx()
-    i = b * 256 + t
-    if i < cute.size(x):
-        o[i] = x[i] + x[i]
-@cute.jit
-def launch(x: cute.Tensor, o: cute.Tensor):
-    double(x, o).launch(grid=[cute.ceil_div(cute.size(x), 256), 1, 1], block=[256, 1, 1])
-def fake():
-    return cute.runtime.make_fake_compact_tensor(cutlass.Float32, (cute.sym_int32(),), assumed_align=16)
-compiled = cute.compile(launch, fake(), fake(), options="--enable-tvm-ffi --keep-ptx --dump-dir /tmp")
-print("cute", ".target sm_90a" in str(compiled.__ptx__), torch.cuda.is_available())
-"""
-TIRX = """
-import tvm
-from tvm.support.nvcc import compile_cuda
-code = "#include <cuda_bf16.h>\\n#include <cuda/std/cstdint>\\n"
-code += "extern \\"C\\" __global__ void k(__nv_bfloat16* p) { p[threadIdx.x] = __float2bfloat16(1.f); }"
-print("tirx", len(compile_cuda(code, target_format="cubin", arch="sm_90a", compiler="nvrtc")) > 500)
-"""
+SOLUTIONS = REPOSITORY / "problems/mlp_norm/p36_rmsnorm_h128/solutions"
+COMPILE = {
+    "cutedsl": """
+        import torch, kernel
+        ptx = kernel.compiled(128).__ptx__
+        print(".target sm_90a" in str(ptx) and "rmsnorm" in str(ptx) and not torch.cuda.is_available())
+    """,
+    "tirx": """
+        import tvm, kernel
+        from tvm.support.nvcc import compile_cuda
+        with tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}) as target:
+            module = tvm.IRModule({"main": kernel.make(128)})
+            source = tvm.compile(module, target=target, tir_pipeline="tirx").mod.imports[0].inspect_source()
+        ptx = compile_cuda(source, target_format="ptx", arch="sm_90a", compiler="nvrtc")
+        print("rmsnorm" in source and b".target sm_90a" in bytes(ptx))
+    """,
+}
+DSL = [
+    pytest.mark.dsl,
+    pytest.mark.skipif(not HAS_TORCH, reason="the extra `dsl` is not installed: run `uv sync --extra dsl`"),
+]
 
 
-@pytest.mark.dsl
-@pytest.mark.skipif(not HAS_TORCH, reason="the extra `dsl` is not installed: run `uv sync --extra dsl`")
-def test_both_dsls_compile_inside(box, tmp_path):
-    for name, code in (("cute", CUTE), ("tirx", TIRX)):
-        (tmp_path / f"{name}.py").write_text(code)
-        box.run(box.environment.upload_file(tmp_path / f"{name}.py", f"/app/{name}.py"))
-    assert box.sh("python3 cute.py").stdout.endswith("cute True False\n")
-    result = box.sh("python3 tirx.py")
-    assert result.stdout.endswith("tirx True\n"), result
+@pytest.mark.parametrize("dsl", [pytest.param(name, marks=DSL) for name in COMPILE])
+def test_solutions_compile_inside_without_a_gpu(box, dsl):
+    box.run(box.environment.upload_file(SOLUTIONS / f"{dsl}.py", "/app/kernel.py"))
+    command = f"CUTE_DSL_KEEP=ptx CUTE_DSL_DUMP_DIR=/tmp python3 - <<'CODE'\n{textwrap.dedent(COMPILE[dsl])}\nCODE"
+    result = box.sh(command, timeout_sec=120)
+    assert result.stdout.endswith("True\n"), result

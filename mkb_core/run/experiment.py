@@ -1,0 +1,70 @@
+"""What the notebooks call: a validated selection, its plan as a table, and the run."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from mkb_core import records
+from mkb_core.bench.dsl import DSLS, get_dsl
+from mkb_core.bench.problems import problems
+from mkb_core.config import ROOT, unknown
+from mkb_core.notebook import Parameters
+from mkb_core.run.demo import recorded
+from mkb_core.run.models import get_model
+from mkb_core.run.plan import Arm, Attempt, grid, select
+from mkb_core.run.pool import RECORDINGS, Pool, status
+
+
+class Selection(Parameters):
+    """Parameters of 01_solo and 02_transfer."""
+
+    model: str = "demo"  # a key in data/models.yaml
+    problems: str = "all"  # ids, families or globs, separated by spaces
+    dsls: str = "cutedsl tirx"  # target DSLs
+    replicates: int = 1
+    device: str = "auto"  # auto, cuda or emulated
+    environment: str = "auto"  # auto, docker, bwrap or a Harbor environment type
+    workers: int = 2  # attempts side by side
+    minutes: float | None = None  # of one attempt; default: the protocol's
+    runs: str = "runs"  # folder of the results
+    recordings: str = str(RECORDINGS.relative_to(ROOT))  # what model=demo replays
+    dry_run: bool = False  # only show the plan
+
+    def folder(self) -> Path:
+        """The folder of the results."""
+        return ROOT / self.runs
+
+    def attempts(self, arm: Arm) -> list[Attempt]:
+        """The attempts that this selection names; raises ValueError for a name that does not exist."""
+        model = get_model(self.model)
+        if self.device not in ("auto", "cuda", "emulated"):
+            raise unknown("device", self.device, ("auto", "cuda", "emulated"))
+        dsls = [get_dsl(key).key for key in self.dsls.replace(",", " ").split()]
+        available = problems()
+        if model.demo:
+            available = {key: available[key] for key in recorded(ROOT / self.recordings) if key in available}
+        chosen = select(self.problems, available.values())
+        return list(grid(model.key, chosen, dsls or tuple(DSLS), arm, self.replicates))
+
+
+def plan(selection: Selection, arm: Arm) -> pd.DataFrame:
+    """One row an attempt: id, and whether it is done, stale (its task has changed since) or missing."""
+    rows = [(a.id, status(a, selection.folder())) for a in selection.attempts(arm)]
+    return pd.DataFrame(rows, columns=["attempt", "status"])
+
+
+async def run(selection: Selection, arm: Arm) -> pd.DataFrame:
+    """Run what is missing, one line a finished attempt; returns this selection's rows of `attempts`."""
+    chosen = selection.attempts(arm)
+    if not selection.dry_run:
+        pool = Pool(
+            runs=selection.folder(),
+            device=selection.device,
+            environment=selection.environment,
+            workers=selection.workers,
+            minutes=selection.minutes,
+            recordings=ROOT / selection.recordings,
+        )
+        await pool.run(chosen)
+    table = records.load("attempts", selection.folder())
+    return table[table.attempt.isin([a.id for a in chosen])].reset_index(drop=True)

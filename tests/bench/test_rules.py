@@ -1,0 +1,112 @@
+"""The static rules: what they refuse, with place and advice, and what they must let through."""
+
+import pytest
+
+from mkb_core.bench import rules
+from mkb_core.bench.problems import problems
+from mkb_core.bench.verify import static_fault
+
+SOLVE = "\ndef solve(x):\n    return x\n"
+
+REFUSED = [
+    ("import numpy", "import"),
+    ("import os", "import"),
+    ("from subprocess import run", "import"),
+    ("import triton", "import"),
+    ("from . import helper", "import"),
+    ("import tvm", "dsl"),
+    ("from tvm.script import tirx as T", "dsl"),
+    ("import torch\nf = torch.compile(abs)", "compiler"),
+    ("from torch import compile as c", "compiler"),
+    ("import torch as t\nf = t.jit.script", "compiler"),
+    ("import torch._inductor", "compiler"),
+    ("from torch.utils import cpp_extension", "compiler"),
+    ("import torch\ng = torch.cuda.CUDAGraph()", "graph"),
+    ("from torch.cuda import graph", "graph"),
+    ("import torch\ntorch.manual_seed(0)", "random"),
+    ("import torch\ntorch.load('x')", "files"),
+    ("open('/etc/passwd')", "dynamic"),
+    ("exec('x = 1')", "dynamic"),
+    ("import torch\nf = getattr(torch, 'comp' + 'ile')", "dynamic"),
+    ("import torch\nf = getattr(torch, 'compile')", "compiler"),
+    ("import torch\ntorch.allclose = lambda *a: True", "patch"),
+    ("import torch\nsetattr(torch, 'equal', 1)", "patch"),
+    ("f = (lambda: 0).__globals__", "introspection"),
+    ("from cuda.bindings import nvrtc", "compiler"),
+    ("import cuda.bindings.runtime", "raw-cuda"),
+    ("from cutlass._mlir.dialects import llvm", "raw-cuda"),
+    ("import cutlass\ncutlass.x.inline_asm('')", "raw-cuda"),
+    ("x = '" + "A" * 30_000 + "'", "literal"),
+]
+
+
+@pytest.mark.parametrize(("source", "rule"), REFUSED, ids=[s[:30] for s, _ in REFUSED])
+def test_refused_in_cutedsl(source, rule):
+    found = rules.check(source + SOLVE, "cutedsl")
+    assert [f.rule for f in found] == [rule], found
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ("from tvm.script import tirx as T\nT.call_extern('float32', 'asm')", "raw-cuda"),
+        ("from tvm.script import tirx as T\nT.cuda.func_call('f', source_code='x')", "raw-cuda"),
+        ("from tvm.script import tirx as T\nT.call_packed('any.global')", "raw-cuda"),
+        ("from tvm.script import tirx as T\nT.attr(0, 'pragma_import_c', 'x')", "raw-cuda"),
+        ("import tvm_ffi\ntvm_ffi.cpp.load_inline('a')", "compiler"),
+        ("import tvm\ntvm.register_global_func('f')", "raw-cuda"),
+        ("import cutlass", "dsl"),
+    ],
+)
+def test_refused_in_tirx(source, rule):
+    assert {f.rule for f in rules.check(source + SOLVE, "tirx")} == {rule}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch, math, functools, operator",
+        "try:\n    pass\nexcept ValueError:\n    pass",
+        "# torch.compile is not used here\ntext = 'exec torch.compile'",
+        "import torch\nx = getattr(torch, 'float32')",
+        "num_stages = 4  # a tuning parameter",
+        "cache = {}\n\ndef f(x):\n    cache[x.shape] = 1",
+        "class K:\n    def compile(self):\n        self.graph = 1",
+        "import cutlass.cute as cute\nf = cute.compile",
+        "import re\np = re.compile('a')",
+        "from cuda.bindings import driver\ns = driver.CUstream(0)",
+    ],
+)
+def test_ordinary_python_passes(source):
+    assert rules.check(source + SOLVE, "cutedsl") == []
+
+
+def test_tma_descriptor_is_the_one_packed_call_allowed():
+    source = "from tvm.script import tirx as T\nT.call_packed('runtime.cuTensorMapEncodeTiled', 1)"
+    assert rules.check(source + SOLVE, "tirx") == []
+
+
+def test_a_finding_names_line_column_rule_and_what_to_write_instead():
+    text = str(rules.check("import math\nimport numpy" + SOLVE, "tirx")[0])
+    assert text.startswith("line 2, column 1: rule `import`: import of `numpy`; use torch")
+
+
+def test_syntax_error_and_missing_solve_are_build_faults():
+    broken = static_fault("tirx", b"def solve(x:\n  return")
+    assert broken is not None
+    assert broken["status"] == "build"
+    assert "line 1" in broken["message"]
+    missing = static_fault("tirx", b"def sovle(x): return x")
+    assert missing is not None
+    assert (missing["status"], "no function `solve`" in missing["message"]) == ("build", True)
+    assert static_fault("tirx", b"\xff\xfe")["status"] == "build"  # type: ignore[index]
+    assert static_fault("tirx", b"x" * (1 << 20) + b"y")["status"] == "build"  # type: ignore[index]
+
+
+def test_every_solution_keeps_the_rules():
+    checked = 0
+    for problem in problems().values():
+        for path in sorted(problem.folder.glob("solutions/*.py")):
+            assert rules.check(path.read_text(), path.stem) == [], path
+            checked += 1
+    assert checked >= 4
