@@ -112,7 +112,8 @@ def _keep_ptx(modules: _Modules) -> None:
     original = Compiler.compile
 
     def compile(self: Any, module: Any, pipeline: str, *args: Any, **kwargs: Any) -> Any:
-        with tempfile.TemporaryDirectory(prefix="mkb-ptx-") as folder:
+        # from the environment at this moment: a child of fork may have got a directory of its own
+        with tempfile.TemporaryDirectory(prefix="mkb-ptx-", dir=os.environ.get("TMPDIR")) as folder:
             options = {"ptx": "dump-ptx-path", "cubin": "dump-cubin-path"}
             added = [f"{option}='{folder}/kernel' " for option in options.values() if option not in pipeline]
             marked = pipeline.replace("cubin-format=bin ", "cubin-format=bin " + "".join(added))

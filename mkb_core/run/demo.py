@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, override
 
+from mkb_core.bench.dsl import DSLS
 from mkb_core.config import Record, load_yaml
-from mkb_core.run.plan import Attempt
+from mkb_core.run.plan import ARMS, Attempt
 
 
 class Keys(Record):
@@ -28,14 +29,18 @@ class Turn(Record):
     plan: str
     commands: tuple[Keys, ...] = ()
     task_complete: bool = False
+    until: str = ""  # the turn waits until the terminal shows this text
 
     def answer(self) -> str:
         """The JSON that Terminus-2 asks its model for, in the order of fields that it expects."""
-        return self.model_dump_json()
+        return self.model_dump_json(exclude={"until"})
 
 
 # Terminus-2 asks back once before it believes that a task is complete
 LAST = Turn(analysis="The work is done.", plan="Nothing is left to do.", task_complete=True)
+
+# how a recording waits for a verdict, however long it takes on this machine
+WAIT = Turn(analysis="The verdict is not there yet.", plan="Wait.", commands=(Keys(keystrokes="", duration=1),))
 
 
 @cache
@@ -79,9 +84,23 @@ class DemoServer:
         known = sorted(p.stem for p in self.directory.glob("*.yaml"))
         if len(parts) < 4 or name not in known:
             raise UnknownRecording(f"no recording {name!r} in {self.directory.name}/; there are: {known}")
-        turns = load(self.directory / f"{name}.yaml")
-        turn = sum(message.get("role") == "assistant" for message in messages)
-        return (turns[turn] if turn < len(turns) else LAST).answer()
+        return next_turn(load(self.directory / f"{name}.yaml"), messages).answer()
+
+
+def next_turn(turns: tuple[Turn, ...], messages: list[dict[str, Any]]) -> Turn:
+    """The turn after as many as the conversation has answers, waits left out."""
+    given = [str(m.get("content")) for m in messages if m.get("role") == "assistant"]
+    number = sum(answer != WAIT.answer() for answer in given)
+    turn = turns[number] if number < len(turns) else LAST
+    return WAIT if turn.until and turn.until not in str(messages[-1].get("content")) else turn
+
+
+def recorded(directory: Path) -> list[str]:
+    """Ids of the problems that have a recording of every attempt."""
+    names = {path.stem for path in directory.glob("*.yaml")}
+    wanted = [f"{dsl}-{arm}" for dsl in DSLS for arm in ARMS]
+    ids = sorted({name.split("-")[0] for name in names})
+    return [key for key in ids if all(f"{key}-{rest}" in names for rest in wanted)]
 
 
 def completion(model: str, messages: list[dict[str, Any]], content: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, override
 
+import litellm
 from harbor.llms.base import (
     ContextLengthExceededError,
     LLMResponse,
@@ -74,6 +75,13 @@ class Meter:
     overflows: int = 0
     waited_seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
+
+
+def warm_up() -> None:
+    """Make LiteLLM import now, in whatever thread, what it would otherwise import during its first call."""
+    litellm.suppress_debug_info = True
+    hello = [{"role": "user", "content": "hello"}]
+    litellm.completion(model="openai/warm-up", messages=hello, mock_response="hello")
 
 
 class MeteredLiteLLM(LiteLLM):  # type: ignore[misc]

@@ -19,7 +19,7 @@ from mkb_core.config import DATA, RUNS, protocol
 from mkb_core.run import task
 from mkb_core.run.demo import DemoServer
 from mkb_core.run.feedback import feedback
-from mkb_core.run.models import Model, get_model, require_key
+from mkb_core.run.models import Model, get_model, require_ready
 from mkb_core.run.plan import Attempt
 from mkb_core.run.trial import TrialOutcome, run_trial
 
@@ -89,7 +89,7 @@ class Pool:
         """Run what is not finished; raises at the end if an attempt failed for reasons of ours."""
         todo = [a for a in attempts if status(a, self.runs) == "missing"]
         for model in {a.model for a in todo}:
-            require_key(get_model(model))
+            require_ready(get_model(model))
         for attempt in todo:
             given_skill(attempt, self.runs)
         self.total = len(todo)
@@ -138,6 +138,8 @@ class Pool:
                 environment_kwargs={},
                 minutes=self.minutes or protocol().sandbox.minutes,
             )
+            if not outcome.fair:
+                raise RuntimeError(f"{outcome.stop}: {outcome.message}")
             rows = await session.rows(outcome, skill)
             records.finish(folder, rows)
             row = rows["attempts"][0]

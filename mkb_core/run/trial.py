@@ -8,6 +8,7 @@ import importlib
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +88,7 @@ async def run_trial(
         limits: Fields of `mkb_core.run.llm.Limits`.
     """
     require_ready(model)
-    # seconds of imports, which would stop every other attempt of this event loop
-    await asyncio.to_thread(importlib.import_module, "mkb_core.run.agent")
+    await asyncio.to_thread(_import)
     for stale in (directory / trial_name(attempt, directory), directory / "task"):
         shutil.rmtree(stale, ignore_errors=True)
     seconds = 60 * (protocol().sandbox.minutes if minutes is None else minutes)
@@ -99,10 +99,8 @@ async def run_trial(
         config.agent.model_name = model.litellm
         config.agent.override_timeout_sec = seconds + BACKSTOP_SECONDS
         config.agent.kwargs = _agent_kwargs(model, api_base, seconds, limits or {})
-        try:
-            result = await _run(attempt, config, skill, broker, Path(submit) if place.mounts else None)
-        finally:
-            await broker.settle()
+        result = await _run(attempt, config, skill, broker, Path(submit) if place.mounts else None)
+        await broker.settle()  # not where the run is cancelled: a verdict may take a quarter of an hour
     return _outcome(result, directory / config.trial_name)
 
 
@@ -110,6 +108,13 @@ def trial_name(attempt: Attempt, directory: Path) -> str:
     """Harbor's folder below `directory`; Harbor names loggers and containers after it, so no two are equal."""
     place = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:8]
     return f"{attempt.id.replace('/', '-')}-{place}"
+
+
+@cache
+def _import() -> None:
+    """Seconds of imports, which would stop every other attempt of the event loop; once a process."""
+    importlib.import_module("mkb_core.run.agent")
+    importlib.import_module("mkb_core.run.llm").warm_up()
 
 
 def _environment(name: str, kwargs: dict[str, Any], submit: Path) -> EnvironmentConfig:

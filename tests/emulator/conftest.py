@@ -1,9 +1,4 @@
-"""A small bench for hand-written PTX, and scripts that run in a process of their own."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""A small bench for hand-written PTX."""
 
 import numpy as np
 import pytest
@@ -14,7 +9,6 @@ from mkb_core.emulator.memory import GlobalMemory
 from mkb_core.emulator.program import Program
 from mkb_core.emulator.ptx import parse
 
-HERE = Path(__file__).parent
 HEAD = """
 .version 8.0
 .target sm_90a
@@ -55,22 +49,3 @@ def aligned():
         return raw[start : start + size].view(dtype)
 
     return make
-
-
-@pytest.fixture
-def fresh():
-    """Run a script in a process of its own, as `install` is once per process; returns what it printed."""
-
-    def go(script):
-        path = os.pathsep.join((str(HERE.parents[1]), str(HERE / "kernels")))
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script],
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout.split("\n")
-
-    return go

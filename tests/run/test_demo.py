@@ -1,5 +1,6 @@
 """The replay server."""
 
+import importlib
 import json
 import urllib.error
 import urllib.request
@@ -90,9 +91,35 @@ def test_recording_with_a_wrong_field_names_it(tmp_path):
 
 
 def test_terminus_parses_the_answers_without_a_warning():
-    parser = pytest.importorskip("harbor.agents.terminus_2.terminus_json_plain_parser")
+    pytest.importorskip("harbor")
+    importlib.import_module("mkb_core.run.llm")  # before harbor: it keeps litellm off the network
+    parser = importlib.import_module("harbor.agents.terminus_2.terminus_json_plain_parser")
     turn = demo.Turn(analysis='a "quoted" {brace}', plan="b", commands=(demo.Keys(keystrokes="ls\n"),))
     for answer in (turn.answer(), demo.LAST.answer()):
         parsed = parser.TerminusJSONPlainParser().parse_response(answer)
         assert (parsed.error, parsed.warning) == ("", "")
     assert parsed.is_task_complete
+
+
+def test_turn_waits_for_its_text_on_the_screen():
+    turns = (demo.Turn(analysis="1", plan="p"), demo.Turn(analysis="2", plan="p", until="submissions left: 9"))
+    talk = [{"role": "user", "content": "task"}]
+
+    def go_on(screen: str) -> demo.Turn:
+        answer = demo.next_turn(turns, talk)
+        talk.extend([{"role": "assistant", "content": answer.answer()}, {"role": "user", "content": screen}])
+        return answer
+
+    assert go_on("") == turns[0]
+    assert go_on("still judging") == demo.WAIT
+    assert go_on("submissions left: 9") == demo.WAIT
+    assert go_on("") == turns[1]
+    assert go_on("") == demo.LAST
+
+
+def test_a_problem_is_recorded_when_every_attempt_is(tmp_path):
+    for problem, arms in (("p28", ("solo", "skill")), ("p36", ("solo",))):
+        for dsl in ("cutedsl", "tirx"):
+            for arm in arms:
+                (tmp_path / f"{problem}-{dsl}-{arm}.yaml").write_text("[]")
+    assert demo.recorded(tmp_path) == ["p28"]

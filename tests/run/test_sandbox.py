@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -19,9 +20,13 @@ from pathlib import Path
 
 import pytest
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig, VerifierConfig
+from harbor.models.trial.config import EnvironmentConfig as TrialEnvironment
 from harbor.models.trial.paths import TrialPaths
+from harbor.trial.trial import Trial
 
 from mkb_core.run import bwrap, cgroups, seccomp, watchdog
+from mkb_core.run.environments import choose
 from mkb_core.run.execserver import NOT_STARTED
 from mkb_core.run.sandbox import BubblewrapEnvironment, SandboxDied
 from mkb_core.run.toolchain import interpreter
@@ -284,6 +289,15 @@ def test_no_host_path_is_writable(box):
     assert not [p for p in (*places, *free) if Path(p, "mkb-probe").exists()]
 
 
+def test_every_mount_of_the_host_is_read_only(box):
+    lines = [line.split(" - ") for line in box.out("cat /proc/self/mountinfo").splitlines()]
+    mounts = [(left.split()[4], left.split()[5].split(","), right.split()[0]) for left, right in lines]
+    assert len(mounts) > 20
+    writable = {(place, kind) for place, options, kind in mounts if "ro" not in options}
+    devices = {(place, kind) for place, kind in writable if place.startswith("/dev/") and place != "/dev/shm"}
+    assert writable - devices == {("/proc", "proc"), *((place, "tmpfs") for place in bwrap.TMPFS_MB)}
+
+
 def test_no_host_file_is_visible(box):
     seen = box.python(f"""
         import json, os
@@ -310,7 +324,9 @@ def test_no_host_file_is_visible(box):
 
 
 def test_the_harness_cannot_be_imported(box):
-    code = "import importlib.util as u; print([m for m in ('mkb_core', 'harbor', 'pytest') if u.find_spec(m)])"
+    modules = ("mkb_core", "harbor", "litellm", "papermill", "pytest")
+    assert all(importlib.util.find_spec(m) for m in modules[:2])
+    code = f"import importlib.util as u; print([m for m in {modules} if u.find_spec(m)])"
     for python in ("python3", str(interpreter())):
         assert box.out(f'{python} -c "{code}"') == "[]\n"
 
@@ -735,6 +751,52 @@ def test_cgroup_v2_files(tmp_path, monkeypatch):
     assert (written["memory.max"], written["memory.swap.max"]) == (str(2 << 20), "0")
     assert (written["cpu.max"], written["pids.max"]) == ("300000 100000", "4")
     assert set(group.enforced) == {"memory", "cpu", "pids"}
+
+
+# ---- through Harbor --------------------------------------------------------------------------------
+
+TASK = """
+schema_version = "1.3"
+artifacts = ["/app/kernel.py"]
+[agent]
+timeout_sec = 60
+[verifier]
+[environment]
+network_mode = "no-network"
+cpus = 2
+memory_mb = 512
+workdir = "/app"
+"""
+
+
+def test_a_trial_of_harbor(tmp_path, submit, monkeypatch):
+    monkeypatch.setenv("HARBOR_TELEMETRY", "0")
+    task = tmp_path / "task"
+    files = {"task.toml": TASK, "instruction.md": "Write it.", "environment/Dockerfile": "FROM scratch\n"}
+    files["tests/test.sh"] = "exit 0\n"  # not run, but Harbor asks for it
+    files["solution/solve.sh"] = "#!/bin/bash\ncp /submit/note.txt /app/kernel.py\n"
+    for name, text in files.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+    mount = {"type": "bind", "source": str(submit), "target": "/submit", "read_only": True}
+    place = TrialEnvironment(import_path=choose("bwrap"), kwargs={"pids": 99, "dsl": False}, mounts=[mount])
+    config = TrialConfig(
+        task=TaskConfig(path=task),
+        trials_dir=tmp_path / "trials",
+        trial_name="one",
+        agent=AgentConfig(name="oracle"),
+        environment=place,
+        verifier=VerifierConfig(disable=True),
+    )
+
+    async def trial():
+        return await (await Trial.create(config)).run()
+
+    result = asyncio.run(trial())
+    assert result.exception_info is None, result.exception_info
+    directory = tmp_path / "trials" / "one"
+    assert (directory / "artifacts/app/kernel.py").read_text() == "hello"
+    assert "99" in json.loads((directory / "sandbox.json").read_text())["enforced"]["pids"]
 
 
 # ---- the toolchain inside --------------------------------------------------------------------------

@@ -5,9 +5,11 @@ import shutil
 import sys
 from email.message import Message
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from mkb_core.run import bwrap
 from mkb_core.run import toolchain as module
 from mkb_core.run.toolchain import ToolchainError, closure, toolchain
 
@@ -112,6 +114,20 @@ def test_the_requirements_are_those_of_the_extra():
     asked = {r.split("[")[0] for r in module.DSL_REQUIREMENTS}
     core = {r.name for r in module._requires(metadata.distribution("metakernelbench"), "")}
     assert extra - core == asked - {"numpy"}
+
+
+def test_only_the_interpreter_of_its_prefix_is_shown(tmp_path):
+    files = ["bin/python3.12", "bin/nvcc", "lib/libpython3.12.so", "lib/python3.12/os.py", "lib/cuda/x"]
+    for file in [*files, "lib/python3.12/site-packages/secret.py"]:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    binds, masked = bwrap.interpreter_binds(tmp_path / "bin/python3.12")
+    assert {str(p.relative_to(tmp_path)) for p, _ in binds} == {
+        *("bin/python3.12", "lib/python3.12", "lib/libpython3.12.so"),
+    }
+    assert all(str(source) == place for source, place in binds)
+    assert masked == [str(tmp_path / "lib/python3.12/site-packages")]
+    assert bwrap.interpreter_binds(Path("/usr/bin/python3.12")) == ([], [])
 
 
 def test_the_interpreter_runs_the_init():

@@ -1,4 +1,4 @@
-"""Adds STEP to a float32 vector in CuTe DSL; copies of this file with another STEP have a kernel of the same name."""
+"""Adds STEP to a vector in CuTe DSL; copies of this file with another STEP have a kernel of the same name."""
 
 import cutlass
 import cutlass.cute as cute
