@@ -13,7 +13,7 @@ from typing import Any
 
 from ..shim import shared_library
 from .device import Device
-from .errors import EmulatorError, UnsupportedInstruction
+from .errors import EmulatorError
 from .exchange import present_legacy_capsule
 from .lanes import MULTIPROCESSORS
 
@@ -58,12 +58,8 @@ class _Modules:
     def launch(self, module: int, name: bytes, grid: Any, block: Any, shared: int, cluster: int, args: Any) -> int:
         """Callback: run a kernel; a CUDA error code where it fails."""
         try:
-            if cluster > 1:
-                error = UnsupportedInstruction("launch with clusters", name.decode())
-                self.device.error = self.device.error or error
-                raise error
             ptx, dims = self.loaded[module - 1], ((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]))
-            self.device.launch(ptx, name.decode(), *dims, shared, lambda sizes: _params(args, sizes))
+            self.device.launch(ptx, name.decode(), *dims, shared, lambda sizes: _params(args, sizes), cluster)
         except EmulatorError:
             return _ILLEGAL_ADDRESS
         except BaseException:  # nothing may be raised through C

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import EmulatorError
+from .errors import EmulatorError, UnsupportedInstruction
 
 if TYPE_CHECKING:
     from .lanes import Shape
@@ -42,26 +42,27 @@ class Tensors:
         from .memory import GlobalMemory
 
         self.memory = GlobalMemory()
-        self._kept: dict[int, tuple[Any, int]] = {}
+        self._kept: dict[tuple[int, int], Any] = {}  # (base, size) -> storage
 
     def add(self, tensor: Any) -> None:
         """Let kernels touch a tensor's whole storage, for as long as somebody else keeps it too."""
         storage = tensor.untyped_storage()
-        base, size = storage.data_ptr(), storage.nbytes()
-        if size and (base not in self._kept or self._kept[base][1] != size):
+        span = storage.data_ptr(), storage.nbytes()
+        known = span in self._kept
+        self._kept[span] = storage  # perhaps another one over the same memory
+        if not known:
             self.drop_unused()
-            self._kept[base] = (storage, size)
-            self.memory.add(base, size)
+            self.memory.replace(self._kept)
 
     def drop_unused(self) -> None:
         """Forget what nobody else keeps, so that a kernel that uses it fails."""
         import torch
 
         users: Callable[[int], int] = torch._C._storage_Use_Count
-        for base, (storage, _) in list(self._kept.items()):
-            if users(storage._cdata) <= 1:
-                del self._kept[base]
-                self.memory.remove(base)
+        used = {span: storage for span, storage in self._kept.items() if span[1] and users(storage._cdata) > 1}
+        if len(used) < len(self._kept):
+            self._kept = used
+            self.memory.replace(used)
 
 
 class Device:
@@ -87,8 +88,12 @@ class Device:
         self.launches = []
         self.error = None
 
-    def launch(self, ptx: str, kernel: str, grid: Dim3, block: Dim3, shared: int, params: Params) -> None:
+    def launch(
+        self, ptx: str, kernel: str, grid: Dim3, block: Dim3, shared: int, params: Params, cluster: int = 1
+    ) -> None:
         """Run a kernel of a PTX module; `params` gives the parameters' bytes for their sizes.
+
+        `cluster` is the number of blocks in a cluster.
 
         Raises:
             EmulatorError: The kernel failed; the first such error is kept in `error`.
@@ -103,6 +108,8 @@ class Device:
             pointers = tuple(word for value in values for word in _words(value) if self.tensors.memory.room(word))
             if self.suppress:
                 self._copy(pointers)
+            elif cluster > 1:
+                raise UnsupportedInstruction(f"a launch with clusters of {cluster} blocks", kernel)
             else:
                 steps = self._run(self._program(ptx, kernel), Shape(kernel, grid, block, shared), values)
         except EmulatorError as error:

@@ -69,18 +69,18 @@ def install(tensors: Tensors) -> None:
     to_object = managed(original.managed_to_object)
 
     def managed_from_object(item: int, out: Any) -> int:
-        status = from_object(item, out)
+        status = _quietly(from_object, item, out)
         if status == 0:
             tensors.add(ctypes.cast(item, ctypes.py_object).value)
             set_device(out[0], _MANAGED_DEVICE, CUDA)
-        return int(status)
+        return status
 
     def tensor_from_object(item: int, out: int) -> int:
-        status = tensor_from(item, out)
+        status = _quietly(tensor_from, item, out)
         if status == 0:
             tensors.add(ctypes.cast(item, ctypes.py_object).value)
             set_device(out, _TENSOR_DEVICE, CUDA)
-        return int(status)
+        return status
 
     def managed_to_object(item: int, out: Any) -> int:
         set_device(item, _MANAGED_DEVICE, CPU)
@@ -96,6 +96,14 @@ def install(tensors: Tensors) -> None:
     _fill(table, "current_stream", ctypes.CFUNCTYPE(*_Stream)(current_stream))
     torch.Tensor.__dlpack_c_exchange_api__ = _capsule(table)  # type: ignore[attr-defined]
     _register_on_data_ptr(torch, tensors)
+
+
+def _quietly(function: Any, item: int, out: Any) -> int:
+    """Call one of torch's functions; -1 where it raises (a sparse tensor, say), as C cannot pass that on."""
+    try:
+        return int(function(item, out))
+    except Exception:
+        return -1
 
 
 def _fill(table: _Table, field: str, callback: Any) -> None:

@@ -186,16 +186,17 @@ class _Scheduler:
             self.pc[ready] = at + 1
 
     def _arrive(self, step: Step) -> None:
+        """Note who came to which barrier; warps may name different ones in one instruction."""
         lanes = self.lanes
-        values = [int(lanes.picked(read(lanes))[0]) for read in step.numbers]
-        barrier = values[0] if values else 0
-        if len(values) > 1:
-            self.needed[barrier] = values[1]
-        if "arrive" in step.text.split("."):
-            blocks = lanes.mask.reshape(-1, lanes.width).sum(1)
-            self.arrived[barrier] = self.arrived.get(barrier, 0) + blocks
-        else:
-            self.barrier[lanes.mask] = barrier
+        names, *counts = [lanes.expand(read(lanes)) for read in step.numbers] or [np.zeros(lanes.count, np.uint32)]
+        for barrier in np.unique(names[lanes.mask]).tolist():
+            here = lanes.mask & (names == barrier)
+            if counts:
+                self.needed[barrier] = int(counts[0][here][0])
+            if "arrive" in step.text.split("."):
+                self.arrived[barrier] = self.arrived.get(barrier, 0) + here.reshape(-1, lanes.width).sum(1)
+            else:
+                self.barrier[here] = barrier
         self._release()
 
     def _release(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,13 @@ class GlobalMemory:
         self._regions = sorted([*kept, Region(base, size)], key=lambda r: r.base)
         self._bases = [r.base for r in self._regions]
 
-    def remove(self, base: int) -> None:
-        """Forget the region that starts at `base`, if there is one."""
-        self._regions = [r for r in self._regions if r.base != base]
+    def replace(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Let the regions be these (base, size), and no others; those that overlap become one."""
+        merged: list[tuple[int, int]] = []
+        for base, size in sorted(spans):
+            start, end = merged.pop() if merged and base < merged[-1][1] else (base, base)
+            merged.append((start, max(end, base + size)))
+        self._regions = [Region(start, end - start) for start, end in merged]
         self._bases = [r.base for r in self._regions]
 
     def room(self, address: int) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import hashlib
 import importlib.util
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from .errors import EmulatorError
 
 ARCH = "sm_90a"
 _AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
+_CLUSTER = ("clusterCtaIdx.x", "clusterCtaIdx.y", "clusterCtaIdx.z")
 _DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 _alive: list[Any] = []  # C code keeps pointers to these
 
@@ -109,25 +111,26 @@ class _Kernel:
         """Returns 0, or -1 with the error set for tvm-ffi to raise."""
         try:
             values = [(args[i].type_index, args[i].value) for i in range(count)]
-            dims, shared = self._launch_parameters([value for _, value in values[len(self.kinds) :]])
+            dims, shared, cluster = self._launch_parameters([value for _, value in values[len(self.kinds) :]])
             arguments = values[: len(self.kinds)]
-            self.device.launch(
-                self.ptx, self.name, dims[:3], dims[3:], shared, lambda sizes: self._pack(arguments, sizes)
-            )
+
+            def params(sizes: list[int]) -> list[bytes]:
+                return self._pack(arguments, sizes)
+
+            self.device.launch(self.ptx, self.name, dims[:3], dims[3:], shared, params, cluster)
         except BaseException as error:  # nothing may be raised through C
             message = f"CUDA error 700 (emulated device): {error}"
             self.library.TVMFFIErrorSetRaisedFromCStr(b"RuntimeError", message.encode())
             return -1
         return 0
 
-    def _launch_parameters(self, values: list[int]) -> tuple[Any, int]:
-        """Grid and block as six numbers, and the bytes of dynamic shared memory."""
-        unknown = set(self.tags) - {*_AXES, _DYNAMIC_SHARED}
-        if unknown:
-            raise EmulatorError(f"needs a GPU: launch of kernel {self.name} with {', '.join(sorted(unknown))}")
+    def _launch_parameters(self, values: list[int]) -> tuple[Any, int, int]:
+        """Grid and block as six numbers, the bytes of dynamic shared memory, and the blocks in a cluster."""
         shared = int(values[-1]) if _DYNAMIC_SHARED in self.tags else 0
-        given = dict(zip((tag for tag in self.tags if tag in _AXES), values, strict=False))
-        return tuple(int(given.get(axis, 1)) for axis in _AXES), shared
+        # the other tags (a cooperative launch, one that overlaps its predecessor) have no value
+        given = dict(zip((tag for tag in self.tags if tag in (*_AXES, *_CLUSTER)), values, strict=False))
+        cluster = math.prod(int(given.get(axis, 1)) for axis in _CLUSTER)
+        return tuple(int(given.get(axis, 1)) for axis in _AXES), shared, cluster
 
     def _pack(self, arguments: list[tuple[int, int]], sizes: list[int]) -> list[bytes]:
         """The parameters' bytes; a float comes as a double and is narrowed to its type."""

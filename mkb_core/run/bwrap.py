@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -190,13 +191,15 @@ def places(tmpfs_mb: Mapping[str, int] | None, workdir: str) -> dict[str, int]:
     return sizes
 
 
-def probe(uid: int | None) -> str | None:
-    """None if bubblewrap can isolate here, else what to do about it."""
-    argv = [*drop_argv(uid), "bwrap", *ISOLATION, "--ro-bind", "/", "/", "true"]
+def problem() -> str | None:
+    """None if bubblewrap can isolate here, else what to install or allow."""
+    if sys.platform != "linux":
+        return "the bubblewrap sandbox needs Linux; use the Docker environment"
+    is_root = os.geteuid() == 0
+    needed = ["bwrap", "tmux", *(["setpriv", "unshare"] if is_root else [])]
+    if missing := [tool for tool in needed if not shutil.which(tool)]:
+        return f"not on PATH: {', '.join(missing)}. Run `{INSTALL}` (as root)"
+    drop = drop_argv(free_uid() if is_root else None)
+    argv = [*drop, "bwrap", *ISOLATION, "--ro-bind", "/", "/", "true"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, env=HOST_ENV)
     return NO_USERNS.format(error=done.stderr.strip()) if done.returncode else None
-
-
-def unsupported_platform() -> str | None:
-    """Why no sandbox can exist on this operating system, if so."""
-    return None if sys.platform == "linux" else "the bubblewrap sandbox needs Linux; use the Docker environment"

@@ -27,7 +27,7 @@ class Selection(Parameters):
     workers: int = 2  # attempts side by side
     minutes: float | None = None  # of one attempt; default: the protocol's
     runs: str = "runs"  # folder of the results
-    recordings: str = str(RECORDINGS.relative_to(ROOT))  # what model=demo replays
+    recordings: str = str(RECORDINGS.relative_to(ROOT))  # folder that the model demo replays
     dry_run: bool = False  # only show the plan
 
     def folder(self) -> Path:

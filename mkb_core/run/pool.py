@@ -97,9 +97,7 @@ class Pool:
             results = await asyncio.gather(*(self.one(a) for a in todo), return_exceptions=True)
         faults = [f"{a.id}: {r!r}" for a, r in zip(todo, results, strict=True) if isinstance(r, BaseException)]
         if faults:
-            raise RuntimeError(
-                "attempts that could not run; the same line again retries them:\n" + "\n".join(faults)
-            )
+            raise RuntimeError("could not run, the same line again retries:\n" + "\n".join(faults))
 
     @contextlib.asynccontextmanager
     async def resources(self, todo: list[Attempt]) -> AsyncIterator[None]:
@@ -188,14 +186,14 @@ class Session:
         return feedback(verdict, protocol().sandbox.submissions - number)
 
     async def judge(self, number: int, source: bytes) -> Verdict:
-        """Keep the file, judge it, and note both."""
+        """Judge one file and note it; the broker keeps feedback submissions, the final file is kept here."""
         seconds = round(time.monotonic() - self.started, 1)
-        path = self.folder / "kernels" / (f"{number:02d}.py" if number else "final.py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(source)
+        path = self.folder / "ledger" / f"{number:02d}.py" if number else self.folder / "final.py"
+        if not number:
+            path.write_bytes(source)
         verdict = await self.pool.judge(self.attempt, source)
         facts = json.loads(verdict.model_dump_json(exclude={"message", "output", "versions"}))
-        records.write_whole(path.with_suffix(".json"), verdict.model_dump_json(indent=1))
+        records.write_whole(self.folder / "verdicts" / f"{path.stem}.json", verdict.model_dump_json(indent=1))
         common = {"attempt": self.attempt.id, "number": number, "demo": self.model.demo}
         self.verdicts.append({**facts, **common})
         self.submissions.append(
@@ -211,7 +209,7 @@ class Session:
         return verdict
 
     async def rows(self, outcome: TrialOutcome, given: str | None) -> dict[str, list[dict[str, Any]]]:
-        """Every table's rows of the finished attempt; the final kernel.py is judged here, after the agent's end."""
+        """Every table's rows; the final kernel.py is judged here, after the agent's end."""
         feedbacks = len(self.submissions)
         final = None
         if outcome.kernel is not None:

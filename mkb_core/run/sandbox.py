@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import tempfile
 from pathlib import Path, PurePosixPath
@@ -108,12 +107,7 @@ class BubblewrapEnvironment(Transfer, BaseEnvironment):  # type: ignore[misc]
     @override
     def preflight(cls) -> None:
         """Exit with what to install or allow when this host cannot run the sandbox."""
-        if problem := bwrap.unsupported_platform():
-            raise SystemExit(problem)
-        needed = ["bwrap", "tmux", *(["setpriv", "unshare"] if os.geteuid() == 0 else [])]
-        if missing := [tool for tool in needed if not shutil.which(tool)]:
-            raise SystemExit(f"not on PATH: {', '.join(missing)}. Run `{bwrap.INSTALL}` (as root)")
-        if problem := bwrap.probe(bwrap.free_uid() if os.geteuid() == 0 else None):
+        if problem := bwrap.problem():
             raise SystemExit(problem)
 
     @override
@@ -143,7 +137,8 @@ class BubblewrapEnvironment(Transfer, BaseEnvironment):  # type: ignore[misc]
                 for fd in fds:
                     os.close(fd)
         if not ready or self._process is None:
-            raise RuntimeError(f"the sandbox did not start: {self._log.read_text(errors='replace')[-2000:]}")
+            log = self._log.read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"the sandbox did not start: {log}\n{bwrap.problem() or ''}".rstrip())
         if memory_mb and "memory" not in self.enforced:
             self._watchdog = Watchdog(self._process.pid, memory_mb * MiB, self._tmpfs, server.kill_all_soon)
             self._watchdog.start()

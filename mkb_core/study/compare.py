@@ -151,7 +151,7 @@ class Choice(Parameters):
 
 
 def load_comparisons(choice: Choice) -> pd.DataFrame:
-    """Comparisons of the finished attempts; raises ValueError for a model that has none, listing those that have."""
+    """Comparisons of the finished attempts; raises ValueError for a model that has none."""
     rows = comparisons(records.load("attempts", choice.folder()))
     if choice.model == "all":
         return rows

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mkb_core import emulator
+from mkb_core.emulator.device import Tensors
 
 pytestmark = pytest.mark.dsl
 HERE = Path(__file__).parent
@@ -91,7 +92,23 @@ def test_torch_looks_like_cuda_and_works_as_before(facts):
     assert facts["devices"] == ["cpu"] * 3
     assert facts["context"] == "cpu"
     assert facts["cuda"] == [True, True, 1, [9, 0], 132, 0]
+    assert facts["sparse"] in ("SystemError", "BufferError", "RuntimeError")  # refused, and nothing worse
     assert facts["trusted"] == [list(range(8)), "tensor([0, 1], dtype=torch.uint8)", [0.0] * 3]
+
+
+def test_memory_lasts_as_long_as_a_tensor_uses_it():
+    torch = pytest.importorskip("torch")
+    tensors = Tensors()
+    whole = torch.zeros(8)
+    base = whole.data_ptr()
+    tensors.add(whole)
+    part = whole[2:]
+    del whole
+    tensors.drop_unused()
+    assert tensors.memory.room(base) == 32
+    del part
+    tensors.drop_unused()
+    assert tensors.memory.room(base) == 0
 
 
 def test_install_refuses_what_it_can_not_do(monkeypatch):

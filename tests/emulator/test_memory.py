@@ -76,10 +76,18 @@ def test_regions_are_checked_apart():
         memory.add(array.ctypes.data, array.nbytes)
     addresses = np.array([second.ctypes.data, first.ctypes.data + 28])
     assert memory.gather(addresses, np.dtype("u4"), 1).ravel().tolist() == [8, 7]
-    memory.remove(first.ctypes.data)
+    memory.replace([(second.ctypes.data, second.nbytes)])
     with pytest.raises(AccessError, match="outside every tensor") as caught:
         memory.gather(addresses, np.dtype("u4"), 1)
     assert caught.value.position == 1
+
+
+def test_regions_that_overlap_become_one():
+    array = np.zeros(16, np.uint8)
+    base = array.ctypes.data
+    memory = GlobalMemory()
+    memory.replace([(base + 4, 4), (base, 8), (base + 6, 6), (base + 12, 4)])
+    assert [memory.room(base + i) for i in (-1, 0, 5, 11, 12, 15, 16)] == [0, 12, 7, 1, 4, 1, 0]
 
 
 def test_vector_access_that_crosses_the_end(run, aligned):

@@ -87,6 +87,20 @@ def test_barrier_orders_shared_memory(run, aligned):
     assert (out.reshape(2, 256) == np.arange(256)[::-1]).all()
 
 
+def test_warps_name_their_barrier_in_one_instruction(run, aligned):
+    """Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2, which warp 3 reaches late."""
+    out = aligned(128, np.uint32)
+    half = "shr.u32 %r9, %r1, 6; add.u32 %r10, %r9, 1;"
+    late = "setp.lt.u32 %p1, %r1, 96; @%p1 bra MEET; mov.u32 %r11, 0; MORE: add.u32 %r11, %r11, 1;"
+    wait = "setp.lt.u32 %p2, %r11, 50; @%p2 bra MORE; MEET:"
+    body = SHARED.format(sync=f"{half} {late} {wait} barrier.sync %r10, 64;")
+    body = body.replace("xor.b32 %r7, %r1, 255", "xor.b32 %r7, %r1, 63").replace("mov.u32 %r8, %ctaid.x;", "")
+    for seed in (None, 1, 2):
+        out[:] = 0
+        run(body.replace("mad.lo.u32 %r1, %r8, 256, %r1;", "") + STORE, out, block=(128, 1, 1), seed=seed)
+        assert out.tolist() == [i ^ 63 for i in range(128)]
+
+
 def test_missing_barrier_shows_under_random_order(run, aligned):
     out = aligned(256, np.uint32)
     for seed in range(4):

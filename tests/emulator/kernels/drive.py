@@ -163,6 +163,12 @@ facts["cuda"] = [
     cuda.get_device_properties(0).multi_processor_count,
     cuda.current_stream().cuda_stream,
 ]
+module, function = built[0]
+try:
+    module.solve(function, torch.zeros(32).to_sparse())
+    facts["sparse"] = "nothing raised"
+except Exception as problem:
+    facts["sparse"] = type(problem).__name__
 buffer = torch.frombuffer(bytearray(range(8)), dtype=torch.uint8)
 facts["trusted"] = [torch.empty_like(buffer).copy_(buffer).tolist(), repr(buffer[:2]), x.numpy().tolist()]
 
