@@ -8,7 +8,7 @@ demo: setup
 	@.venv/bin/python scripts/demo.py
 
 test: setup
-	.venv/bin/python -m pytest -n 2 --dist loadgroup
+	.venv/bin/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	.venv/bin/ruff check .

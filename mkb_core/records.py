@@ -167,6 +167,7 @@ def frame(table: str, rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
 
 def load(table: str, runs: Path = RUNS) -> pd.DataFrame:
     """All rows of a table from the finished attempts under `runs`, in the order of attempt ids."""
+    contract(table)
     paths = sorted((runs / "attempts").glob(f"*/*/*/*/*/{FINISHED}"))
     return frame(table, (row for path in paths for row in json.loads(path.read_text("utf-8"))[table]))
 

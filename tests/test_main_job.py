@@ -18,7 +18,6 @@ pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.dsl,
     pytest.mark.sandbox,
-    pytest.mark.xdist_group("main job"),
     pytest.mark.skipif(not shutil.which("bwrap"), reason="no bubblewrap: apt-get install bubblewrap tmux"),
 ]
 # what a clock or a random draw decides

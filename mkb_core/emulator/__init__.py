@@ -50,6 +50,6 @@ def install(dsl: str, *, seed: int | None = None, max_steps: int = MAX_STEPS) ->
     from . import exchange, torch_cuda
 
     torch_cuda.install()
-    exchange.install(device.tensors)
     importlib.import_module(f".{dsl}", __name__).install(device)
+    exchange.install(device.tensors)
     return device

@@ -14,7 +14,6 @@ from typing import Any
 from ..shim import shared_library
 from .device import Device
 from .errors import EmulatorError
-from .exchange import present_legacy_capsule
 from .lanes import MULTIPROCESSORS
 
 ARCH = "sm_90a"
@@ -97,7 +96,6 @@ def install(device: Device) -> None:
     modules = _Modules(device)
     ctypes.CDLL(str(shim)).mkb_set_callbacks(*modules.callbacks)
     _keep_ptx(modules)
-    _accept_cpu_tensors(device)
     _describe_hardware()
 
 
@@ -129,28 +127,13 @@ def _dumped(pipeline: str, option: str, suffix: str) -> Path | None:
     return found[-1] if found else None
 
 
-def _accept_cpu_tensors(device: Device) -> None:
-    """One device without a driver; CPU tensors in `from_dlpack` become registered CUDA tensors."""
-    import cutlass.cute.runtime as runtime
-    import torch
-    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
-
-    setattr(CudaDialectJitCompiledFunction, "num_devices", 1)  # noqa: B010
-    original = runtime._Tensor.__init__
-
-    def init(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, tensor, *args, **kwargs)
-        if isinstance(tensor, torch.Tensor):
-            device.tensors.add(tensor)
-            present_legacy_capsule(self._dlpack_data)
-
-    setattr(runtime._Tensor, "__init__", init)  # noqa: B010
-
-
 def _describe_hardware() -> None:
-    """What persistent kernels ask of the device, without asking a driver."""
+    """One device, and what persistent kernels ask of it, without asking a driver."""
+    import cutlass.cute.runtime  # noqa: F401  a submission finds the whole DSL imported
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
     from cutlass.utils import HardwareInfo
 
+    setattr(CudaDialectJitCompiledFunction, "num_devices", 1)  # noqa: B010
     answers = {
         "__init__": None,
         "get_max_active_clusters": MULTIPROCESSORS,

@@ -7,12 +7,18 @@ import subprocess
 
 from harbor.models.environment_type import EnvironmentType
 
-from mkb_core.run.bwrap import INSTALL
+from mkb_core.run.bwrap import INSTALL, problem
 
 OURS = {
     "docker": "mkb_core.run.docker:NoNetworkDockerEnvironment",
     "bwrap": "mkb_core.run.sandbox:BubblewrapEnvironment",
 }
+
+
+def check(name: str = "auto") -> None:
+    """Raise RuntimeError, saying what to install or allow, where this sandbox cannot start here."""
+    if choose(name) == OURS["bwrap"] and (fault := problem()):
+        raise RuntimeError(fault)
 
 
 def choose(name: str = "auto") -> str:
@@ -30,10 +36,11 @@ def choose(name: str = "auto") -> str:
 
 
 def _installed() -> str:
-    if docker_answers():
-        return "docker"
+    """Bubblewrap first: it needs no image, and it is what the tests run in."""
     if shutil.which("bwrap"):
         return "bwrap"
+    if docker_answers():
+        return "docker"
     raise RuntimeError(f"No bubblewrap and no Docker engine: run `{INSTALL}` (as root) or start Docker")
 
 

@@ -14,9 +14,10 @@ import struct
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mkb_core.bench.verdict import Verdict
+from mkb_core.records import write_whole
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
@@ -73,6 +74,7 @@ class Broker:
         self._open = True
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+        self._unsaved: dict[int, dict[str, Any]] = {}
 
     @property
     def left(self) -> int:
@@ -92,6 +94,7 @@ class Broker:
         """Take nothing more, and wait for the evaluation in progress: each one counted gets its result."""
         self._open = False
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._save()
 
     async def _submit(self, data: bytes) -> dict[str, Any]:
         async with self._one_at_a_time:
@@ -99,13 +102,17 @@ class Broker:
                 return self._refusal("the attempt is over")
             if self.used >= self.limit:
                 return self._refusal(f"all {self.limit} submissions are used")
-            number = self._count(data)
+            try:
+                number = self._count(data)
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                return self._refusal(f"not stored ({reason}), hence not counted; try again later")
             try:
                 result = {**await self.evaluate(number, data), "number": number, "left": self.left}
             except Exception as error:  # the verifier's fault, whatever it is: the attempt goes on
-                self._write(number, {"error": f"{type(error).__name__}: {error}", "number": number})
+                self._keep(number, {"error": f"{type(error).__name__}: {error}", "number": number})
                 return self._refusal("the verifier failed, which says nothing about your kernel")
-            self._write(number, result)
+            self._keep(number, result)
             return result
 
     def _refusal(self, reason: str) -> dict[str, Any]:
@@ -124,28 +131,41 @@ class Broker:
     def _count(self, data: bytes) -> int:
         """Snapshot and count, on disk before anything is judged: a crash cannot give it back."""
         number = self.used + 1
-        _write_durably(self.directory / f"{number:02d}.py", data)
         digest = hashlib.sha256(data).hexdigest()
         line = {"n": number, "sha256": digest, "bytes": len(data), "time": time.time()}
-        with self.ledger.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        snapshot = self.directory / f"{number:02d}.py"
+        counted = self.ledger.stat().st_size if self.ledger.exists() else 0
+        try:
+            _write_durably(snapshot, "wb", data)
+            _write_durably(self.ledger, "ab", json.dumps(line).encode() + b"\n")
+        except OSError:  # a full disk: half a line would count when the ledger is opened again
+            with contextlib.suppress(OSError):
+                snapshot.unlink(missing_ok=True)
+                os.truncate(self.ledger, counted)
+            raise
         self.used = number
         return number
 
-    def _write(self, number: int, result: dict[str, Any]) -> None:
-        _write_durably(self.directory / f"{number:02d}.json", json.dumps(result, indent=1).encode())
+    def _keep(self, number: int, result: dict[str, Any]) -> None:
+        self._unsaved[number] = result
+        self._save()
+
+    def _save(self) -> None:
+        """Write the results that are not on disk; what finds it full is tried again with the next one."""
+        for number, result in list(self._unsaved.items()):
+            try:
+                write_whole(self.directory / f"{number:02d}.json", json.dumps(result, indent=1))
+            except OSError:
+                return
+            del self._unsaved[number]
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    """Whole or not at all, also after a power cut."""
-    draft = path.with_name(f".{path.name}.part")
-    with draft.open("wb") as file:
+def _write_durably(path: Path, mode: Literal["wb", "ab"], data: bytes) -> None:
+    """On disk when this returns."""
+    with path.open(mode) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(path)
 
 
 class UnixSocketTransport:

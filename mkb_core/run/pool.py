@@ -16,7 +16,7 @@ from mkb_core.bench.problems import get_problem
 from mkb_core.bench.verdict import Verdict
 from mkb_core.bench.verify import Verifier
 from mkb_core.config import DATA, RUNS, protocol
-from mkb_core.run import task
+from mkb_core.run import environments, task
 from mkb_core.run.demo import DemoServer
 from mkb_core.run.feedback import feedback
 from mkb_core.run.models import Model, get_model, require_ready
@@ -92,6 +92,8 @@ class Pool:
             require_ready(get_model(model))
         for attempt in todo:
             given_skill(attempt, self.runs)
+        if todo:
+            environments.check(self.environment)
         self.total = len(todo)
         async with self.resources(todo):
             results = await asyncio.gather(*(self.one(a) for a in todo), return_exceptions=True)
@@ -142,9 +144,8 @@ class Pool:
             records.finish(folder, rows)
             row = rows["attempts"][0]
             speed = f", {row['speedup']:.2f}x" if row["speedup"] is not None else ""
-            self.tell(
-                attempt, f"{row['verdict']}{speed}, {row['submissions']} submissions, {row['seconds']:.0f} s"
-            )
+            count = f"{row['submissions']} submission{'s' * (row['submissions'] != 1)}"
+            self.tell(attempt, f"{row['verdict'] or 'no kernel.py'}{speed}, {count}, {row['seconds']:.0f} s")
 
     def tell(self, attempt: Attempt, text: str) -> None:
         """One line a finished attempt."""

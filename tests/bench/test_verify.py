@@ -1,4 +1,4 @@
-"""Verdicts on the emulated device: our solutions pass, every fault has its own clear status, none spreads."""
+"""Verdicts on this machine's device: our solutions pass, every fault has its own clear status, none spreads."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from mkb_core.bench.gpu import default_device
 from mkb_core.bench.problems import get_problem, problems
 from mkb_core.bench.verify import Verifier, main
 from mkb_core.config import protocol
 
-pytestmark = [pytest.mark.dsl, pytest.mark.xdist_group("verify")]
+pytestmark = pytest.mark.dsl
+DEVICE = default_device()
 EVIL = sorted((Path(__file__).parent.parent / "evil").glob("p*__*.py"))
 SOLUTIONS = [(p.id, d) for p in problems().values() for d in ("cutedsl", "tirx") if p.solution_path(d).exists()]
 QUICK = protocol().verdict.model_copy(update={"first_call_seconds": 6, "call_seconds": 3})
@@ -30,13 +32,13 @@ def eager(hidden_states, weight):
 
 @pytest.fixture(scope="module")
 def verifier():
-    with Verifier("emulated") as warm:
+    with Verifier(DEVICE) as warm:
         yield warm
 
 
 @pytest.fixture(scope="module")
 def quick():
-    with Verifier("emulated", QUICK) as warm:
+    with Verifier(DEVICE, QUICK) as warm:
         yield warm
 
 
@@ -45,7 +47,7 @@ def judge(verifier, body):
     job = {
         "problem": "p36",
         "dsl": "cutedsl",
-        "device": "emulated",
+        "device": DEVICE,
         "workload": "small",
         "seed": 1,
         "rules": verifier.limits.model_dump(),
@@ -54,14 +56,18 @@ def judge(verifier, body):
 
 
 @pytest.mark.parametrize(("problem_id", "dsl"), SOLUTIONS)
-def test_our_solutions_pass_and_claim_no_speed(verifier, problem_id, dsl):
+def test_our_solutions_pass_and_emulation_claims_no_speed(verifier, problem_id, dsl):
     verdict = verifier.verify(problem_id, dsl, get_problem(problem_id).solution_path(dsl).read_bytes())
     assert verdict.status == "passed", verdict.message
-    assert (verdict.device, verdict.workload) == ("emulated", "small")
-    assert verdict.draws == protocol().verdict.draws
+    rules, timed = protocol().verdict, DEVICE == "cuda"
+    assert (verdict.device, verdict.workload) == (DEVICE, "full" if timed else "small")
+    assert verdict.draws == rules.draws + timed * (rules.warmup + rules.timed)
     assert 0 < verdict.error_ratio <= 1
     assert verdict.launches == 1
-    assert verdict.kernel_ms is verdict.baseline_ms is verdict.speedup is None
+    if timed:
+        assert 1 < verdict.speedup == pytest.approx(verdict.baseline_ms / verdict.kernel_ms)
+    else:
+        assert verdict.kernel_ms is verdict.baseline_ms is verdict.speedup is None
 
 
 @pytest.mark.parametrize(("problem_id", "dsl"), SOLUTIONS)
@@ -144,7 +150,7 @@ def nothing_kernel(g: cute.Tensor):
 def nothing(g: cute.Tensor, stream):
     nothing_kernel(g).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
 
-scratch = torch.zeros(32)
+scratch = torch.zeros(32, device="cuda")
 f = cute.compile(nothing, cute.runtime.make_fake_compact_tensor(cutlass.Float32, (32,)),
                  cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True), options="--enable-tvm-ffi")
 
@@ -212,7 +218,9 @@ def test_the_verdict_after_a_fault_is_unaffected(verifier):
 
 def test_a_seed_repeats_a_verdict_and_another_draws_afresh(verifier):
     source = get_problem("p36").solution_path("tirx").read_bytes()
-    first, again, other = (verifier.verify("p36", "tirx", source, seed=s).error_ratio for s in (7, 7, 8))
+    first, again, other = (
+        verifier.verify("p36", "tirx", source, seed=s, workload="small").error_ratio for s in (7, 7, 8)
+    )
     assert first == again
     assert first != other
 
@@ -237,8 +245,8 @@ def test_unknown_names_list_what_exists(verifier):
 def test_command_line(tmp_path, capsys):
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def solve(x")
-    assert main(["p28", "tirx", str(kernel), "--device", "emulated"]) == 1
-    assert "p28 tirx on emulated (small): build" in capsys.readouterr().out
+    assert main(["p28", "tirx", str(kernel), "--device", DEVICE]) == 1
+    assert f"p28 tirx on {DEVICE} (" in capsys.readouterr().out
     with pytest.raises(SystemExit) as caught:
         main(["p28", "tirx", str(tmp_path / "missing.py")])
     assert caught.value.code == 2

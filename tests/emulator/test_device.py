@@ -82,8 +82,8 @@ def test_fault_is_kept_and_the_device_goes_on(facts):
 
 
 def test_tirx_takes_every_form_of_call(facts):
-    if "shape" not in facts:
-        pytest.skip("TIRx alone has several")
+    if facts["dsl"] == "cutedsl":
+        return  # a compiled CuTe function is called in one form
     assert [facts[name] for name in ("call", "jit", "item")] == [True] * 3
     assert facts["shape"][1:] == ["NoneType", "None", 0]  # TVM's own check of shapes is still there
 

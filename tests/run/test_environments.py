@@ -113,16 +113,23 @@ def test_links_do_not_reach_the_host(make, tmp_path, monkeypatch):
 
 def test_names(monkeypatch):
     monkeypatch.setattr(environments, "docker_answers", lambda: True)
-    assert choose() == choose("docker") == "mkb_core.run.docker:NoNetworkDockerEnvironment"
-    monkeypatch.setattr(environments, "docker_answers", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda tool: f"/usr/bin/{tool}")
     assert choose() == choose("bwrap") == "mkb_core.run.sandbox:BubblewrapEnvironment"
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    assert choose() == choose("docker") == "mkb_core.run.docker:NoNetworkDockerEnvironment"
+    monkeypatch.setattr(environments, "docker_answers", lambda: False)
     assert (choose("daytona"), choose("my.module:Class")) == ("daytona", "my.module:Class")
     with pytest.raises(ValueError, match="unknown sandbox 'chroot'"):
         choose("chroot")
-    monkeypatch.setattr(shutil, "which", lambda tool: None)
     with pytest.raises(RuntimeError, match="apt-get install bubblewrap tmux"):
         choose()
+
+
+def test_a_sandbox_that_cannot_start_is_named_before_anything_runs(monkeypatch):
+    monkeypatch.setattr(environments, "problem", lambda: "user namespaces are refused: allow them")
+    with pytest.raises(RuntimeError, match="user namespaces are refused"):
+        environments.check("bwrap")
+    environments.check("daytona")
 
 
 def test_a_docker_client_without_an_engine_does_not_count(monkeypatch):

@@ -1,6 +1,7 @@
 """The feedback channel: counting, what the agent sees, and both ways to move the bytes."""
 
 import asyncio
+import errno
 import json
 import socket
 import struct
@@ -181,6 +182,54 @@ def test_failing_verifier_ends_nothing_and_stays_out_of_sight(tmp_path):
     reply = asyncio.run(scenario())
     assert reply == {"error": "the verifier failed, which says nothing about your kernel", "left": 9}
     assert "is full" in (tmp_path / "01.json").read_text()
+
+
+class FullDisk:
+    """os.fsync of a disk without room for the n-th write."""
+
+    def __init__(self, failing):
+        self.calls, self.failing = 0, failing
+
+    def __call__(self, descriptor):
+        self.calls += 1
+        if self.calls in self.failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("nth", [1, 2])  # the snapshot, the ledger
+def test_full_disk_counts_nothing_and_says_so(tmp_path, monkeypatch, nth):
+    async def scenario():
+        broker = Broker(tmp_path, good, 2)
+        await broker.submit(b"first")
+        ledger = (tmp_path / "ledger.jsonl").read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fsync", FullDisk({nth}))
+            reply = await broker.submit(b"second")
+        assert reply == {
+            "error": "not stored (No space left on device), hence not counted; try again later",
+            "left": 1,
+        }
+        assert (tmp_path / "ledger.jsonl").read_bytes() == ledger
+        assert Broker(tmp_path, good, 2).left == 1
+        assert (await broker.submit(b"third"))["number"] == 2  # there is room again
+
+    asyncio.run(scenario())
+    assert (tmp_path / "01.py").read_bytes() == b"first"
+    assert (tmp_path / "02.py").read_bytes() == b"third"
+
+
+def test_verdict_that_finds_the_disk_full_is_told_and_stored_later(tmp_path, monkeypatch):
+    async def scenario():
+        broker = Broker(tmp_path, good, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fsync", FullDisk({3}))
+            assert (await broker.submit(b"x"))["status"] == "passed"
+        assert not (tmp_path / "01.json").exists()
+        await broker.settle()
+
+    asyncio.run(scenario())
+    assert json.loads((tmp_path / "01.json").read_text()) == {**GOOD, "number": 1, "left": 1}
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_settle_waits_for_the_one_in_progress_and_takes_no_more(tmp_path):

@@ -1,5 +1,6 @@
 """Runs in a process of its own: `drive.py DSL` installs the emulated device and prints what it saw as JSON."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -16,7 +17,7 @@ device = emulator.install(DSL)
 import torch  # noqa: E402
 
 PROBLEMS = Path(__file__).parents[3] / "problems" / "mlp_norm"
-facts: dict[str, object] = {}
+facts: dict[str, object] = {"dsl": DSL}
 
 
 def load(path):
@@ -26,6 +27,7 @@ def load(path):
     return module
 
 
+@functools.cache
 def solution(problem):
     return load(next(PROBLEMS.glob(f"{problem}_*")) / "solutions" / f"{DSL}.py")
 
