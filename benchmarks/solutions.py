@@ -37,6 +37,7 @@ def main() -> None:
                     if not v.passed:
                         print(v.message)
     if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
         result = {"command": "python " + " ".join(sys.argv), "verdicts": records}
         given.out.write_text(json.dumps(result, indent=1) + "\n")
 
