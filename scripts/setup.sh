@@ -2,6 +2,7 @@
 # Everything a bare Debian 12 or Ubuntu 24.04 needs: Python 3.12, .venv with the locked packages, bubblewrap and tmux.
 # Run it as often as you like; it does only what is missing. It asks for nothing and stores no secret.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 uv_version=0.13.9
 
@@ -13,8 +14,14 @@ apt_updated=
 apt() { # installs packages where it may, else tells the one line to run
   if ! may_apt; then say "missing: $*. Run once: sudo apt-get install -y $*"; return 1; fi
   say "apt-get install $*"
-  [ -n "$apt_updated" ] || apt-get update -qq > /dev/null; apt_updated=1
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" > /dev/null
+  export DEBIAN_FRONTEND=noninteractive
+  [ -n "$apt_updated" ] || quietly apt-get update -qq; apt_updated=1
+  quietly apt-get install -y -qq --no-install-recommends "$@"
+}
+quietly() { # shows what a command says only where it fails
+  local log; log=$(mktemp)
+  "$@" > "$log" 2>&1 || { cat "$log" >&2; rm -f "$log"; fail "failed: $*"; }
+  rm -f "$log"
 }
 
 is_312() { [ "$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null)" = 3.12 ]; }
@@ -47,7 +54,7 @@ get_uv() { # uv on PATH, else one of our own in .tools
       "$python" -m venv .tools
     fi
     say "installing uv $uv_version into .tools"
-    .tools/bin/python -m pip install -q --disable-pip-version-check "uv==$uv_version" >&2
+    quietly .tools/bin/python -m pip install -q --disable-pip-version-check "uv==$uv_version"
   fi
   echo "$PWD/.tools/bin/uv"
 }

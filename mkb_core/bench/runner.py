@@ -16,6 +16,7 @@ from mkb_core.bench.launches import Launches, watch
 from mkb_core.bench.problems import load_module
 
 Tensors = list[Any]
+GPU_PAGE = 1 << 21  # bytes
 
 
 def preload(dsl: str, device: str) -> Launches:
@@ -91,8 +92,8 @@ class Runner:
         self.torch, self.launches = torch, launches
         self.cuda = setup["device"] == "cuda"
         self.sync: Callable[[], None] = torch.cuda.synchronize if self.cuda else lambda: None
-        # also makes the CUDA context that mapping the arenas needs
-        self.spark = torch.zeros(32, device="cuda") if self.cuda else None
+        if self.cuda:
+            torch.zeros(1, device="cuda")  # makes the context that mapping the arenas needs
         self.page = wire.Page(fds[0])
         self.paper = wire.Page(fds[1], wire.REPORT_BYTES)
         self.specs = setup["outputs"]
@@ -110,6 +111,7 @@ class Runner:
         self.inputs = [tensors(setup["inputs"]) for _ in range(setup["sets"])]
         self.scalars: dict[str, Any] = setup["scalars"]
         self.landing = tensors(self.specs)
+        self.pages = [arena.bytes()[::GPU_PAGE] for arena in self.arenas] if self.cuda else []
 
     def serve(self, function: Callable[..., Any]) -> None:
         """One call after the other; the checker ends this by killing the process."""
@@ -121,9 +123,7 @@ class Runner:
                 time.sleep(0.0002)
             arguments = self.arguments(words[wire.ARENA])
             self.launches.begin(words[wire.PAIR], self.specs[0]["nbytes"])
-            if self.spark is not None:  # the first work after another process used the GPU pays for the switch
-                self.spark.add_(1)
-                self.sync()
+            self.arm()
             words[wire.ARMED] = number
             while words[wire.GO] != number:
                 if not self.cuda:
@@ -139,6 +139,16 @@ class Runner:
             words[wire.DONE] = number
             self.land(result, arguments)
             words[wire.LANDED] = number
+
+    def arm(self) -> None:
+        """Work that nobody times: the first after another process used the GPU pays for the switch.
+
+        Reading one byte of every page brings the addresses of the arenas back into the GPU's translation caches
+        (p28 on an H200: 0.148 ms without, 0.134 ms with) and no more of their contents than a cache line each.
+        """
+        for pages in self.pages:
+            pages.sum()
+        self.sync()
 
     def arguments(self, arena: int) -> Tensors:
         """Fresh tensor objects over the memory of one set, in the order of the reference's parameters."""
