@@ -22,7 +22,7 @@ def quiet_kernel(directory: Path) -> None:
     """Jupyter's warnings about its own transport and debugger say nothing about this run."""
     profile = directory / "profile_default"
     profile.mkdir(parents=True, exist_ok=True)
-    (profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n")
+    (profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 50\n")
     os.environ |= {"IPYTHONDIR": str(directory), "PYDEVD_DISABLE_FILE_VALIDATION": "1", "PYTHONWARNINGS": "ignore"}
 
 
