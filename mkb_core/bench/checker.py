@@ -178,7 +178,8 @@ class Checker:
         with quiet():
             for block in blocks(self.rules.warmup, self.rules.timed):
                 for i in block:
-                    what = f"timed call {i - self.rules.warmup + 1} of {self.rules.timed}"
+                    n = i - self.rules.warmup + 1
+                    what = f"timed call {n} of {self.rules.timed}" if n > 0 else f"warm-up call {i + 1}"
                     times["kernel"].append(self.checked_call(kernel, what, "unstable"))
                 for i in block:
                     inputs = self.draw(f"baseline {i}")

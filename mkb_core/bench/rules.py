@@ -14,6 +14,7 @@ STANDARD_MODULES = frozenset(
 FORBIDDEN_BUILTINS = frozenset(
     "exec eval compile open __import__ globals locals vars input breakpoint memoryview".split()
 )
+REFLECTION = frozenset({"getattr", "setattr", "delattr", "hasattr"})
 FORBIDDEN_NAMES = {
     "compiler": (
         "torch.compile torch.jit torch._dynamo torch._inductor torch.fx torch.export torch.utils.cpp_extension "
@@ -29,6 +30,7 @@ FORBIDDEN_NAMES = {
         "torch.manual_seed torch.seed torch.initial_seed torch.random torch.get_rng_state torch.set_rng_state "
         "torch.cuda.manual_seed torch.cuda.get_rng_state torch.Generator torch.default_generator"
     ),
+    "dynamic": "operator.attrgetter operator.methodcaller types.FunctionType types.CodeType types.MethodType",
     "files": "torch.save torch.load torch.from_file torch.hub torch.multiprocessing torch.distributed",
     "raw-cuda": (
         "torch.cuda.cudart tvm.register_global_func tvm.get_global_func tvm_ffi.register_global_func "
@@ -107,6 +109,7 @@ class Visitor(ast.NodeVisitor):
         self.findings: list[Finding] = []
         self.names: dict[str, str] = {}  # local name -> dotted name that it was imported as
         self.imported: set[str] = set()
+        self.called: set[ast.Name] = set()  # getattr and its like where they are called by name
         self.own = set(get_dsl(dsl).modules)
         self.foreign = {m for d in DSLS.values() for m in d.modules} - self.own
 
@@ -129,6 +132,8 @@ class Visitor(ast.NodeVisitor):
         before = len(self.findings)
         self.module(module, node)
         for alias in node.names:
+            if alias.name == "*":
+                self.add("dynamic", node, f"star import from `{module}`")
             local = alias.asname or alias.name
             self.names[local] = f"{module}.{alias.name}"
             self.imported.add(local)
@@ -190,10 +195,13 @@ class Visitor(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:  # noqa: D102
         if node.id in FORBIDDEN_BUILTINS and node.id not in self.names and isinstance(node.ctx, ast.Load):
             self.add("dynamic", node, f"`{node.id}`")
+        if node.id in REFLECTION and node not in self.called:
+            self.add("dynamic", node, f"`{node.id}` without a call")
         self.last_name(node.id, node)
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: D102
-        if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr", "delattr", "hasattr"):
+        if isinstance(node.func, ast.Name) and node.func.id in REFLECTION:
+            self.called.add(node.func)
             self.reflection(node, node.func.id)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "call_packed":
             target = node.args[0] if node.args else None

@@ -3,9 +3,11 @@
 import argparse
 import hashlib
 import importlib.metadata
+import io
 import secrets
 import sys
 import time
+import tokenize
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,7 +104,11 @@ def static_fault(dsl: str, data: bytes) -> dict[str, Any] | None:
     if len(data) > MAX_SOURCE_BYTES:
         return {"status": "build", "message": f"kernel.py is larger than {MAX_SOURCE_BYTES} bytes"}
     try:
-        findings = rules.check(data.decode(), dsl)
+        # Python decodes by the cookie in the file: another one would run other text than the rules read
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        if encoding not in ("utf-8", "utf-8-sig"):
+            return {"status": "build", "message": f"kernel.py declares the encoding {encoding}; it must be UTF-8"}
+        findings = rules.check(data.decode(encoding), dsl)
     except UnicodeDecodeError as error:
         return {"status": "build", "message": f"kernel.py is not UTF-8: {error}"}
     except (SyntaxError, RecursionError, MemoryError) as error:

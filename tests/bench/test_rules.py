@@ -29,6 +29,12 @@ REFUSED = [
     ("exec('x = 1')", "dynamic"),
     ("import torch\nf = getattr(torch, 'comp' + 'ile')", "dynamic"),
     ("import torch\nf = getattr(torch, 'compile')", "compiler"),
+    ("import torch, functools\nf = functools.reduce(getattr, ['jit'], torch)", "dynamic"),
+    ("import operator\nf = operator.attrgetter('a.b')", "dynamic"),
+    ("from types import FunctionType", "dynamic"),
+    ("from torch import *", "dynamic"),
+    ("import torch\ntorch.os.system('id')", "import"),
+    ("import warnings\nm = warnings.sys.modules", "import"),
     ("import torch\ntorch.allclose = lambda *a: True", "patch"),
     ("import torch\nsetattr(torch, 'equal', 1)", "patch"),
     ("f = (lambda: 0).__globals__", "introspection"),
@@ -100,6 +106,11 @@ def test_syntax_error_and_missing_solve_are_build_faults():
     assert missing is not None
     assert (missing["status"], "no function `solve`" in missing["message"]) == ("build", True)
     assert static_fault("tirx", b"\xff\xfe")["status"] == "build"  # type: ignore[index]
+    assert static_fault("tirx", b"\xef\xbb\xbf\r\ndef solve(x):\r\n    return x\r\n") is None
+    # the rules must read the text that Python runs
+    for cookie in (b"utf-7", b"unicode_escape", b"latin-1", b"no-such"):
+        hidden = b"# coding: " + cookie + b"\ndef solve(x): return x"
+        assert static_fault("tirx", hidden)["status"] == "build"  # type: ignore[index]
     assert static_fault("tirx", b"x" * (1 << 20) + b"y")["status"] == "build"  # type: ignore[index]
 
 
