@@ -5,6 +5,7 @@ import gc
 import hashlib
 import socket
 import statistics
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,23 +48,37 @@ class Checker:
         self.constants = constants(self.module, job["workload"])
         self.seed: int = job["seed"]
         self.rules = VerdictRules.model_validate(job["rules"])
-        self.facts: dict[str, Any] = {"draws": 0, "error_ratio": 0.0}
+        self.facts: dict[str, Any] = {"draws": 0, "error_ratio": 0.0, "phases": {}}
         if self.device == "cuda":
             self.facts["gpu"] = torch.cuda.get_device_name()
 
     def judge(self) -> dict[str, Any]:
         """Correctness draws, the policy run, then the timed calls; raises Rejected at the first fault."""
-        sample = self.draw("shape")
-        reference = self.reference(sample)
         timed = self.device == "cuda"
-        kernel = self.participant("kernel", sample, reference)
-        kernel.loaded()
-        for i in range(self.rules.draws):
-            self.checked_call(kernel, f"draw {i + 1} of {self.rules.draws}", "value")
-        if not timed:
-            self.supervisor.end("kernel")
-        self.bypass(sample, reference)
-        return self.race(kernel, sample, reference) if timed else {}
+        with self.phase("reference"):
+            sample = self.draw("shape")
+            reference = self.reference(sample)
+        with self.phase("load"):
+            kernel = self.participant("kernel", sample, reference)
+            kernel.loaded()
+        with self.phase("draws"):
+            for i in range(self.rules.draws):
+                self.checked_call(kernel, f"draw {i + 1} of {self.rules.draws}", "value")
+            if not timed:
+                self.supervisor.end("kernel")
+        with self.phase("policy"):
+            self.bypass(sample, reference)
+        with self.phase("timing"):
+            return self.race(kernel, sample, reference) if timed else {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note the seconds of one part of the verdict, also where it ends the verdict."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.facts["phases"][name] = round(time.monotonic() - started, 3)
 
     def participant(self, part: str, sample: tuple[Any, ...], reference: tuple[Any, ...]) -> Participant:
         """A fresh runner process."""

@@ -34,6 +34,7 @@ class Verdict(Record):
     speedup: float | None = None
     seconds: float | None = None  # wall time of the verdict
     seed: int | None = None  # the draws are a function of problem, workload and this; no submission ever sees it
+    phases: dict[str, float] = Field(default_factory=dict)  # seconds of each part of the verdict
     gpu: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     output: str = ""  # what the submission printed: for display only, cut to 4 KiB

@@ -157,6 +157,23 @@ def report(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+PHASES = {
+    "start": "fork servers, the source's static rules",
+    "reference": "inputs and reference of one draw, in the checker",
+    "load": "a fresh runner imports kernel.py",
+    "draws": "correctness draws against the float64 anchor; the first call compiles",
+    "policy": "another fresh runner: launches suppressed, then replaced by copies; no output may be valid",
+    "timing": "timed calls of kernel and eager baseline in alternating blocks, every output checked",
+}
+
+
+def explain(verdict: Verdict) -> str:
+    """What each phase of the verdict did, with its seconds."""
+    known = sum(verdict.phases.values())
+    phases = {"start": round((verdict.seconds or 0) - known, 3), **verdict.phases}
+    return "\n".join(f"  {seconds:8.3f} s  {name:9}  {PHASES[name]}" for name, seconds in phases.items())
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit code 0 for a valid kernel, 1 for an invalid one, 2 for a wrong call."""
     parser = argparse.ArgumentParser(prog="python -m mkb_core.bench.verify", description=__doc__)
@@ -166,6 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("auto", "cuda", "emulated"), default="auto")
     parser.add_argument("--workload", choices=("full", "small"), help="default: full on cuda, small emulated")
     parser.add_argument("--seed", type=int, help="repeat the draws of an earlier verdict")
+    parser.add_argument("--explain", action="store_true", help="print the phases with their times")
     parser.add_argument("--json", action="store_true", help="print the record")
     given = parser.parse_args(arguments)
     try:
@@ -174,6 +192,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
     print(verdict.model_dump_json(indent=1) if given.json else report(verdict))
+    if given.explain:
+        print(explain(verdict))
     return 0 if verdict.passed else 1
 
 

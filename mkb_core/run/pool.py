@@ -193,7 +193,7 @@ class Session:
         if not number:
             path.write_bytes(source)
         verdict = await self.pool.judge(self.attempt, source)
-        facts = json.loads(verdict.model_dump_json(exclude={"message", "output", "versions"}))
+        facts = json.loads(verdict.model_dump_json(exclude={"message", "output", "versions", "phases"}))
         records.write_whole(self.folder / "verdicts" / f"{path.stem}.json", verdict.model_dump_json(indent=1))
         common = {"attempt": self.attempt.id, "number": number, "demo": self.model.demo}
         self.verdicts.append({**facts, **common})
