@@ -65,8 +65,11 @@ if ! { [ -x .venv/bin/python ] && is_312 .venv/bin/python; }; then
   python=$(find_312 || true)
   if [ -z "$python" ]; then
     say "no Python 3.12 on PATH or in pyenv; asking uv for one"
-    "$uv" python install 3.12 > /dev/null 2>&1 && python=3.12 ||
+    if ! why=$("$uv" python install 3.12 2>&1); then
+      printf '%s\n' "$why" | tail -n 3 >&2
       fail "no Python 3.12. Install it (Ubuntu 24.04: apt-get install python3.12; elsewhere: pyenv install 3.12) and run again"
+    fi
+    python=3.12
   fi
   "$uv" venv -q --clear --python "$python" .venv
 fi

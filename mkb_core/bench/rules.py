@@ -87,7 +87,7 @@ class Finding(NamedTuple):
 
 def check(source: str, dsl: str) -> list[Finding]:
     """Findings in order of place; raises SyntaxError (with its line) where the source does not parse."""
-    tree = ast.parse(source)
+    tree = ast.parse(source, "kernel.py")
     visitor = Visitor(dsl)
     visitor.visit(tree)
     names = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)} | set(_assigned(tree)) | visitor.imported

@@ -78,7 +78,7 @@ def explain() -> str:
     if isinstance(value, SyntaxError):
         return "".join(traceback.format_exception_only(value)).strip()
     frames = [f for f in traceback.extract_tb(trace) if f.filename.endswith("kernel.py")]
-    where = "".join(traceback.format_list(frames[-3:]))
+    where = "".join(traceback.format_list(frames[-3:])).replace(f"{Path.cwd()}/", "")
     text = "".join(traceback.format_exception_only(kind, value))
     return (where + text[-2500:]).strip()
 

@@ -14,6 +14,7 @@ from mkb_core.bench import launches
 from mkb_core.bench.forkserver import receive, send
 from mkb_core.bench.problems import get_problem
 from mkb_core.config import ROOT
+from mkb_core.scratch import scratch
 
 OUTPUT_LIMIT = 16 << 20
 SHOWN_OUTPUT = 4096
@@ -120,7 +121,7 @@ class Supervision:
         checker_server, runner_server = self.server("checker", "none"), self.server("runner", job["dsl"])
         checker_server.wait_ready()
         runner_server.wait_ready()
-        with tempfile.TemporaryDirectory(prefix="mkb-", ignore_cleanup_errors=True) as directory:
+        with scratch("verdict") as directory:
             verdict = OneVerdict(self, checker_server, runner_server, job, source, Path(directory))
             try:
                 return verdict.run()

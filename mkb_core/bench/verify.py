@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import io
 import secrets
+import signal
 import sys
 import time
 import tokenize
@@ -13,11 +14,11 @@ from typing import Any, Literal
 
 from mkb_core.bench import rules
 from mkb_core.bench.dsl import get_dsl
-from mkb_core.bench.gpu import default_device
+from mkb_core.bench.gpu import default_device, has_gpu
 from mkb_core.bench.problems import Workload, get_problem
 from mkb_core.bench.supervisor import Supervision, VerifierBroken
 from mkb_core.bench.verdict import Device, Verdict
-from mkb_core.config import VerdictRules, protocol
+from mkb_core.config import VerdictRules, protocol, unknown
 
 MAX_SOURCE_BYTES = 1 << 20
 
@@ -29,7 +30,7 @@ class Verifier:
     """
 
     def __init__(self, device: Device | Literal["auto"] = "auto", limits: VerdictRules | None = None) -> None:
-        self.device: Device = default_device() if device == "auto" else device
+        self.device = resolve(device)
         self.limits = limits or protocol().verdict
         self.supervision = Supervision(self.device)
 
@@ -60,6 +61,8 @@ class Verifier:
         get_problem(problem), get_dsl(dsl)
         data = source.encode() if isinstance(source, str) else source
         workload = workload or ("full" if self.device == "cuda" else "small")
+        if workload == "full" and self.device == "emulated":
+            raise ValueError("the emulated device judges the small workload only; the full one needs a GPU")
         started = time.monotonic()
         seed = secrets.randbits(62) if seed is None else seed
         facts = self.facts(dsl, data, problem, workload, seed)
@@ -97,6 +100,17 @@ class Verifier:
                 if last:
                     return {"status": "infra", "message": str(broken)}
         raise AssertionError("unreachable")
+
+
+def resolve(device: str) -> Device:
+    """`cuda` or `emulated` for `auto`; raises ValueError for `cuda` where there is no GPU."""
+    if device == "auto":
+        return default_device()
+    if device == "cuda" and not has_gpu():
+        raise ValueError("no CUDA device here; use the device emulated")
+    if device not in ("cuda", "emulated"):
+        raise unknown("device", device, ("auto", "cuda", "emulated"))
+    return "cuda" if device == "cuda" else "emulated"
 
 
 def static_fault(dsl: str, data: bytes) -> dict[str, Any] | None:
@@ -141,9 +155,10 @@ def versions(dsl: str) -> dict[str, str]:
 def report(verdict: Verdict) -> str:
     """The verdict as a person reads it."""
     lines = [f"{verdict.problem} {verdict.dsl} on {verdict.device} ({verdict.workload}): {verdict.status}"]
-    lines.append(f"  {verdict.message}")
+    lines += [f"  {line}" for line in verdict.message.splitlines()]
     if verdict.error_ratio is not None and verdict.draws:
-        lines.append(f"  {verdict.draws} calls compared, worst error {verdict.error_ratio:.3g} of its allowance")
+        calls = f"{verdict.draws} call{'s' * (verdict.draws != 1)}"
+        lines.append(f"  {calls} compared, worst error {verdict.error_ratio:.3g} of its allowance")
     if verdict.speedup is not None:
         lines.append(
             f"  kernel {verdict.kernel_ms:.4f} ms (p10 {verdict.kernel_p10_ms:.4f}, p90 "
@@ -153,7 +168,7 @@ def report(verdict: Verdict) -> str:
         lines.append("  emulated: correctness and rules on the small workload; no speed")
     if verdict.output:
         lines.append(f"  printed: {verdict.output[:400]!r}")
-    lines.append(f"  {verdict.seconds} s")
+    lines.append(f"  {verdict.seconds} s, seed {verdict.seed}")
     return "\n".join(lines)
 
 
@@ -186,11 +201,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--explain", action="store_true", help="print the phases with their times")
     parser.add_argument("--json", action="store_true", help="print the record")
     given = parser.parse_args(arguments)
+    # so that `timeout` and Ctrl-C end the processes of the verdict and remove its directory
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         source = given.kernel.read_bytes()
         verdict = verify(given.problem, given.dsl, source, given.device, workload=given.workload, seed=given.seed)
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, "interrupted\n")
     print(verdict.model_dump_json(indent=1) if given.json else report(verdict))
     if given.explain:
         print(explain(verdict))

@@ -19,6 +19,8 @@ def check(name: str = "auto") -> None:
     """Raise RuntimeError, saying what to install or allow, where this sandbox cannot start here."""
     if choose(name) == OURS["bwrap"] and (fault := problem()):
         raise RuntimeError(fault)
+    if choose(name) == OURS["docker"] and not docker_answers():
+        raise RuntimeError("no Docker engine answers `docker info`: start it, or use the environment bwrap")
 
 
 def choose(name: str = "auto") -> str:

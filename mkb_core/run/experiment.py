@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pandas as pd
+from pydantic import Field
 
 from mkb_core import records
 from mkb_core.bench.dsl import DSLS, get_dsl
 from mkb_core.bench.problems import problems
-from mkb_core.config import ROOT, unknown
+from mkb_core.bench.verify import resolve
+from mkb_core.config import ROOT
 from mkb_core.notebook import Parameters
 from mkb_core.run.demo import recorded
 from mkb_core.run.models import get_model
@@ -21,13 +23,14 @@ class Selection(Parameters):
     model: str = "demo"  # a key in data/models.yaml
     problems: str = "all"  # ids, families or globs, separated by spaces
     dsls: str = "cutedsl tirx"  # target DSLs
-    replicates: int = 1
+    replicates: int = Field(1, ge=1)
     device: str = "auto"  # auto, cuda or emulated
     environment: str = "auto"  # auto, docker, bwrap or a Harbor environment type
-    workers: int = 2  # attempts side by side
-    minutes: float | None = None  # of one attempt; default: the protocol's
+    workers: int = Field(2, ge=1)  # attempts side by side
+    minutes: float = Field(0.0, ge=0)  # of one attempt; 0: the protocol's
     runs: str = "runs"  # folder of the results
     recordings: str = str(RECORDINGS.relative_to(ROOT))  # folder that the model demo replays
+    rerun_stale: bool = False  # also run what is finished for another task, protocol, DSL version or device
     dry_run: bool = False  # only show the plan
 
     def folder(self) -> Path:
@@ -37,19 +40,21 @@ class Selection(Parameters):
     def attempts(self, arm: Arm) -> list[Attempt]:
         """The attempts that this selection names; raises ValueError for a name that does not exist."""
         model = get_model(self.model)
-        if self.device not in ("auto", "cuda", "emulated"):
-            raise unknown("device", self.device, ("auto", "cuda", "emulated"))
         dsls = [get_dsl(key).key for key in self.dsls.replace(",", " ").split()]
         available = problems()
         if model.demo:
-            available = {key: available[key] for key in recorded(ROOT / self.recordings) if key in available}
+            found = recorded(ROOT / self.recordings)
+            if not found:
+                raise ValueError(f"{self.recordings} holds no complete recording of a problem (four files each)")
+            available = {key: available[key] for key in found if key in available}
         chosen = select(self.problems, available.values())
         return list(grid(model.key, chosen, dsls or tuple(DSLS), arm, self.replicates))
 
 
 def plan(selection: Selection, arm: Arm) -> pd.DataFrame:
-    """One row an attempt: id, and whether it is done, stale (its task has changed since) or missing."""
-    rows = [(a.id, status(a, selection.folder())) for a in selection.attempts(arm)]
+    """One row an attempt: id, and whether it is done, stale or missing."""
+    device = resolve(selection.device)
+    rows = [(a.id, status(a, device, selection.folder())) for a in selection.attempts(arm)]
     return pd.DataFrame(rows, columns=["attempt", "status"])
 
 
@@ -62,7 +67,8 @@ async def run(selection: Selection, arm: Arm) -> pd.DataFrame:
             device=selection.device,
             environment=selection.environment,
             workers=selection.workers,
-            minutes=selection.minutes,
+            minutes=selection.minutes or None,
+            rerun_stale=selection.rerun_stale,
             recordings=ROOT / selection.recordings,
         )
         await pool.run(chosen)

@@ -59,6 +59,10 @@ def _shown(text: str, limit: int) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
+class NotJudged(Exception):
+    """The host could not judge a submission; it does not count."""
+
+
 class Broker:
     """Takes bytes, counts them, has them judged one at a time, and keeps everything in `ledger_dir`.
 
@@ -70,11 +74,16 @@ class Broker:
         self.directory, self.evaluate, self.limit = ledger_dir, evaluate, limit
         self.directory.mkdir(parents=True, exist_ok=True)
         self.ledger = self.directory / "ledger.jsonl"
-        self.used = self._reopen()
+        self.taken, self.returned = self._reopen()
         self._open = True
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
         self._unsaved: dict[int, dict[str, Any]] = {}
+
+    @property
+    def used(self) -> int:
+        """Submissions that count."""
+        return self.taken - self.returned
 
     @property
     def left(self) -> int:
@@ -109,6 +118,10 @@ class Broker:
                 return self._refusal(f"not stored ({reason}), hence not counted; try again later")
             try:
                 result = {**await self.evaluate(number, data), "number": number, "left": self.left}
+            except NotJudged as error:
+                self._give_back(number)
+                self._keep(number, {"error": str(error), "number": number})
+                return self._refusal("the verifier failed, which says nothing about your kernel; not counted")
             except Exception as error:  # the verifier's fault, whatever it is: the attempt goes on
                 self._keep(number, {"error": f"{type(error).__name__}: {error}", "number": number})
                 return self._refusal("the verifier failed, which says nothing about your kernel")
@@ -118,19 +131,27 @@ class Broker:
     def _refusal(self, reason: str) -> dict[str, Any]:
         return {"error": reason, "left": self.left}
 
-    def _reopen(self) -> int:
-        """Submissions counted by earlier runs; a line torn by a crash counts too."""
+    def _give_back(self, number: int) -> None:
+        """The host could not judge this one: a second line in the ledger takes its count back."""
+        line = json.dumps({"n": number, "returned": True, "time": time.time()})
+        _write_durably(self.ledger, "ab", line.encode() + b"\n")
+        self.returned += 1
+
+    def _reopen(self) -> tuple[int, int]:
+        """Submissions taken and given back by earlier runs; a line torn by a crash counts as taken."""
         if not self.ledger.exists():
-            return 0
+            return 0, 0
         data = self.ledger.read_bytes()
         if data and not data.endswith(b"\n"):
             with self.ledger.open("ab") as file:
                 file.write(b"\n")
-        return sum(1 for line in data.splitlines() if line.strip())
+        lines = [line for line in data.splitlines() if line.strip()]
+        returned = sum(b'"returned": true' in line for line in lines)
+        return len(lines) - returned, returned
 
     def _count(self, data: bytes) -> int:
         """Snapshot and count, on disk before anything is judged: a crash cannot give it back."""
-        number = self.used + 1
+        number = self.taken + 1
         digest = hashlib.sha256(data).hexdigest()
         line = {"n": number, "sha256": digest, "bytes": len(data), "time": time.time()}
         snapshot = self.directory / f"{number:02d}.py"
@@ -143,7 +164,7 @@ class Broker:
                 snapshot.unlink(missing_ok=True)
                 os.truncate(self.ledger, counted)
             raise
-        self.used = number
+        self.taken = number
         return number
 
     def _keep(self, number: int, result: dict[str, Any]) -> None:

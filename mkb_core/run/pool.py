@@ -14,11 +14,11 @@ from mkb_core import records
 from mkb_core.bench.dsl import get_dsl
 from mkb_core.bench.problems import get_problem
 from mkb_core.bench.verdict import Verdict
-from mkb_core.bench.verify import Verifier
+from mkb_core.bench.verify import Verifier, resolve
 from mkb_core.config import DATA, RUNS, protocol
 from mkb_core.run import environments, task
 from mkb_core.run.demo import DemoServer
-from mkb_core.run.feedback import feedback
+from mkb_core.run.feedback import NotJudged, feedback
 from mkb_core.run.models import Model, get_model, require_ready
 from mkb_core.run.plan import Attempt
 from mkb_core.run.trial import TrialOutcome, run_trial
@@ -31,24 +31,25 @@ class NoSource(RuntimeError):
     """A skill attempt whose source has not run yet."""
 
 
-def fingerprint(attempt: Attempt) -> str:
-    """Digest of what the result depends on: instruction, reference, protocol, DSL version."""
+def fingerprint(attempt: Attempt, device: str) -> str:
+    """Digest of what the result depends on: instruction, reference, protocol, DSL version, device."""
     problem, dsl = get_problem(attempt.problem), get_dsl(attempt.dsl)
     parts = (
         task.instruction(problem, dsl),
         problem.reference_path.read_text(encoding="utf-8"),
         protocol().model_dump_json(),
         importlib.metadata.version(dsl.package),
+        device,
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def status(attempt: Attempt, runs: Path = RUNS) -> str:
-    """`done`, `stale` (finished, but its task has changed since) or `missing`."""
+def status(attempt: Attempt, device: str, runs: Path = RUNS) -> str:
+    """`done`, `stale` (finished, but for another task, protocol, DSL version or device) or `missing`."""
     rows = records.finished(attempt.folder(runs))
     if rows is None:
         return "missing"
-    return "done" if rows["attempts"][0]["fingerprint"] == fingerprint(attempt) else "stale"
+    return "done" if rows["attempts"][0]["fingerprint"] == fingerprint(attempt, device) else "stale"
 
 
 def given_skill(attempt: Attempt, runs: Path) -> str | None:
@@ -74,11 +75,12 @@ class Pool:
         workers: int = 2,
         minutes: float | None = None,
         recordings: Path = RECORDINGS,
+        rerun_stale: bool = False,
         progress: Progress = print,
     ) -> None:
         self.runs, self.environment, self.minutes = runs, environment, minutes
         self.recordings, self.progress = recordings, progress
-        self.device_name = device
+        self.device, self.rerun_stale = resolve(device), rerun_stale
         self.slots = asyncio.Semaphore(workers)
         self.judging = asyncio.Lock()
         self.verifier: Verifier | None = None
@@ -87,13 +89,19 @@ class Pool:
 
     async def run(self, attempts: Iterable[Attempt]) -> None:
         """Run what is not finished; raises at the end if an attempt failed for reasons of ours."""
-        todo = [a for a in attempts if status(a, self.runs) == "missing"]
+        environments.check(self.environment)
+        found = {a: status(a, self.device, self.runs) for a in attempts}
+        todo = [a for a, state in found.items() if state == "missing" or (state == "stale" and self.rerun_stale)]
+        stale = sum(state == "stale" for state in found.values())
+        if stale and not self.rerun_stale:
+            self.progress(
+                f"{stale} finished attempts are stale (their task, protocol, DSL version or device has changed) "
+                "and are kept; rerun_stale=True runs them again"
+            )
         for model in {a.model for a in todo}:
             require_ready(get_model(model))
         for attempt in todo:
             given_skill(attempt, self.runs)
-        if todo:
-            environments.check(self.environment)
         self.total = len(todo)
         async with self.resources(todo):
             results = await asyncio.gather(*(self.one(a) for a in todo), return_exceptions=True)
@@ -107,7 +115,7 @@ class Pool:
         if not todo:
             yield
             return
-        self.verifier = Verifier(self.device_name)  # type: ignore[arg-type]
+        self.verifier = Verifier(self.device)
         with contextlib.ExitStack() as stack:
             stack.callback(self.verifier.close)
             if any(get_model(a.model).demo for a in todo):
@@ -168,7 +176,11 @@ class Pool:
         kept = ("verdict", "passed", "speedup", "kernel_ms", "baseline_ms", "device", "demo")
         row = dict.fromkeys(records.columns("attempts"))
         row |= {k: finished["attempts"][0][k] for k in kept}
-        row |= identity(attempt) | {"status": "skipped", "submissions": 0, "fingerprint": fingerprint(attempt)}
+        row |= identity(attempt) | {
+            "status": "skipped",
+            "submissions": 0,
+            "fingerprint": fingerprint(attempt, self.device),
+        }
         return {"attempts": [row], "submissions": [], "verdicts": [], "skills": []}
 
 
@@ -182,8 +194,10 @@ class Session:
         self.verdicts: list[dict[str, Any]] = []
 
     async def evaluate(self, number: int, source: bytes) -> dict[str, Any]:
-        """Judge a feedback submission; returns what the agent may see."""
+        """Judge a feedback submission; returns what the agent may see. Raises NotJudged for `infra`."""
         verdict = await self.judge(number, source)
+        if verdict.status == "infra":
+            raise NotJudged(verdict.message)
         return feedback(verdict, protocol().sandbox.submissions - number)
 
     async def judge(self, number: int, source: bytes) -> Verdict:
@@ -211,11 +225,12 @@ class Session:
 
     async def rows(self, outcome: TrialOutcome, given: str | None) -> dict[str, list[dict[str, Any]]]:
         """Every table's rows; the final kernel.py is judged here, after the agent's end."""
-        feedbacks = len(self.submissions)
+        feedbacks = sum(row["status"] != "infra" for row in self.verdicts)
         final = None
         if outcome.kernel is not None:
             final = await self.judge(0, outcome.kernel)
-        assert self.pool.verifier is not None
+            if final.status == "infra":  # our fault: the attempt is run again, never scored
+                raise NotJudged(final.message)
         if outcome.skill is not None:
             (self.folder / "SKILL.md").write_bytes(outcome.skill.encode())
         row = identity(self.attempt) | {
@@ -235,8 +250,8 @@ class Session:
             "seconds": round(outcome.seconds, 1),
             "skill_sha256": digest(outcome.skill),
             "given_skill_sha256": digest(given),
-            "fingerprint": fingerprint(self.attempt),
-            "device": self.pool.verifier.device,
+            "fingerprint": fingerprint(self.attempt, self.pool.device),
+            "device": self.pool.device,
             "demo": self.model.demo,
         }
         return {

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any, override
 
@@ -20,6 +19,7 @@ from mkb_core.run.cgroups import Cgroup
 from mkb_core.run.execserver import Completed, ExecServer, MiB, SandboxDied
 from mkb_core.run.transfer import Transfer
 from mkb_core.run.watchdog import Watchdog
+from mkb_core.scratch import scratch
 
 __all__ = ["BubblewrapEnvironment", "SandboxDied"]
 
@@ -129,7 +129,7 @@ class BubblewrapEnvironment(Transfer, BaseEnvironment):  # type: ignore[misc]
             self.enforced.update(self._cgroup.enforced)
         inner = self._inner_limits(cpus)
         server = self._server = ExecServer()
-        with tempfile.TemporaryDirectory(prefix="mkb-stage-") as empty:
+        with scratch("stage") as empty:
             argv, fds = self._argv(server.child.fileno(), uid, Path(empty) if is_root else None, inner)
             try:
                 ready = await server.attach(lambda: self._launch(argv, fds), START_TIMEOUT_S)

@@ -114,11 +114,14 @@ def _of_dsl(dsl: DSL) -> dict[str, str]:
     }
 
 
+SHARED = ("torch", "triton", "operator", "types")  # roots of the names that no DSL owns
+
+
 def _of_rules() -> dict[str, str]:
     """The part of the static rules that every DSL shares; a DSL's own names would set the variants apart."""
     lines = []
     for rule, names in rules.FORBIDDEN_NAMES.items():
-        shared = [f"`{name}`" for name in names.split() if name.startswith(("torch", "triton"))]
+        shared = [f"`{name}`" for name in names.split() if name.startswith(SHARED)]
         lines.append(f"  - {rule}: {', '.join(shared)}")
     lines.append(f"  - built-in functions: {', '.join(f'`{n}`' for n in sorted(rules.FORBIDDEN_BUILTINS))}")
     modules = ", ".join(f"`{name}`" for name in sorted(rules.STANDARD_MODULES - {"__future__"}))

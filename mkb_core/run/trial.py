@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import importlib
 import shutil
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from mkb_core.run import task
 from mkb_core.run.feedback import Broker, Evaluate
 from mkb_core.run.models import Model, require_ready
 from mkb_core.run.plan import Attempt
+from mkb_core.scratch import scratch
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import EnvironmentConfig, TrialConfig
@@ -93,7 +93,7 @@ async def run_trial(
         shutil.rmtree(stale, ignore_errors=True)
     seconds = 60 * (protocol().sandbox.minutes if minutes is None else minutes)
     broker = Broker(ledger, evaluate, protocol().sandbox.submissions)
-    with tempfile.TemporaryDirectory(prefix="mkb-") as submit:  # a socket's path has to be short
+    with scratch("submit") as submit:  # a socket's path has to be short
         place = _environment(environment, environment_kwargs or {}, Path(submit))
         config = _config(attempt, directory, skill, place)
         config.agent.model_name = model.litellm

@@ -19,7 +19,7 @@ def comparisons(attempts: pd.DataFrame, rules: Protocol | None = None) -> pd.Dat
     """One row a comparison: model x direction x problem x replicate.
 
     Args:
-        attempts: table `attempts`; a comparison needs its source, baseline and treatment rows.
+        attempts: table `attempts`; a comparison needs its source, baseline and treatment rows of one device.
         rules: the protocol; default data/protocol.yaml.
 
     Returns:
@@ -30,11 +30,11 @@ def comparisons(attempts: pd.DataFrame, rules: Protocol | None = None) -> pd.Dat
     rules = rules or protocol()
     solo = attempts[attempts.arm == "solo"]
     treatment = attempts[attempts.arm == "skill"]
-    baseline = solo[[*KEYS, "dsl", "attempt", "passed", "kernel_ms", "speedup"]]
-    pairs = treatment.merge(baseline, on=[*KEYS, "dsl"], suffixes=("", "_baseline"))
+    baseline = solo[[*KEYS, "dsl", "device", "attempt", "passed", "kernel_ms", "speedup"]]
+    pairs = treatment.merge(baseline, on=[*KEYS, "dsl", "device"], suffixes=("", "_baseline"))
     sources = solo.rename(columns={"dsl": "source_dsl"})
-    sources = sources[[*KEYS, "source_dsl", "attempt", "passed", "speedup"]]
-    rows = pairs.merge(sources, on=KEYS, suffixes=("", "_source"))
+    sources = sources[[*KEYS, "source_dsl", "device", "attempt", "passed", "speedup"]]
+    rows = pairs.merge(sources, on=[*KEYS, "device"], suffixes=("", "_source"))
     rows = rows[rows.source_dsl != rows.dsl]
     return pd.DataFrame([_comparison(row, rules) for row in rows.to_dict("records")], columns=COLUMNS).sort_values(
         ["model", "direction", "problem", "replicate"], ignore_index=True
@@ -115,7 +115,7 @@ def paired_lift(ratios: "pd.Series[float]") -> float:
 def summary(rows: pd.DataFrame, by: Sequence[str] = ("model", "direction")) -> pd.DataFrame:
     """Help rate, harm rate and paired lift in percent, over the comparisons that could be scored.
 
-    `untimed` counts those that could not: both attempts pass on a device that gives no time.
+    `scored` counts those; the others have both attempts pass on a device that gives no time.
     """
 
     def cell(group: pd.DataFrame) -> "pd.Series[Any]":
@@ -124,7 +124,7 @@ def summary(rows: pd.DataFrame, by: Sequence[str] = ("model", "direction")) -> p
         return pd.Series(
             {
                 "comparisons": len(group),
-                "untimed": len(group) - len(scored),
+                "scored": len(scored),
                 "help_pct": scored.helped.sum() * rate,
                 "harm_pct": scored.harmed.sum() * rate,
                 "lift_pct": 100 * paired_lift(group.ratio),
@@ -134,7 +134,7 @@ def summary(rows: pd.DataFrame, by: Sequence[str] = ("model", "direction")) -> p
         )
 
     if rows.empty:
-        return pd.DataFrame(columns=[*by, "comparisons", "untimed", "help_pct", "harm_pct", "lift_pct"])
+        return pd.DataFrame(columns=[*by, "comparisons", "scored", "help_pct", "harm_pct", "lift_pct"])
     cells = [(key, cell(group)) for key, group in rows.groupby(list(by), sort=True)]
     return pd.DataFrame([{**dict(zip(by, key, strict=True)), **values} for key, values in cells])
 
@@ -153,6 +153,8 @@ class Choice(Parameters):
 def load_comparisons(choice: Choice) -> pd.DataFrame:
     """Comparisons of the finished attempts; raises ValueError for a model that has none."""
     rows = comparisons(records.load("attempts", choice.folder()))
+    if rows.empty:
+        raise ValueError(f"no comparison in {shown(choice.folder(), ROOT)} yet: run 01_solo, then 02_transfer")
     if choice.model == "all":
         return rows
     if choice.model not in set(rows.model):
@@ -162,7 +164,10 @@ def load_comparisons(choice: Choice) -> pd.DataFrame:
 
 def text(table: pd.DataFrame) -> str:
     """The summary as plain text, one decimal, with a warning line where rows are no result about a model."""
-    lines = [table.to_string(index=False, float_format=lambda v: f"{v:.1f}", na_rep="-")]
+    lines = [
+        table.to_string(index=False, float_format=lambda v: f"{v:.1f}", na_rep="-"),
+        "help, harm and lift are over the scored comparisons; a rescue has the ratio 4, a break 1/4.",
+    ]
     if len(table) and table.demo.any():
         lines.append(
             "demo: recorded answers; these figures show that the path works and say nothing about a model."

@@ -15,7 +15,7 @@ import pytest
 from mkb_core.bench.verdict import Verdict
 from mkb_core.run import feedback as channel
 from mkb_core.run import submit
-from mkb_core.run.feedback import Broker, ExecTransport, UnixSocketTransport, feedback
+from mkb_core.run.feedback import Broker, ExecTransport, NotJudged, UnixSocketTransport, feedback
 
 SECRET = "c0ffee" * 10
 GOOD = {"status": "passed", "message": "valid"}
@@ -409,3 +409,22 @@ def test_client_shows_times():
 def test_client_runs_on_the_standard_library_alone(tmp_path):
     done = subprocess.run([sys.executable, "-I", "-S", submit.__file__], env={}, capture_output=True, check=False)
     assert done.stdout.startswith(b"not judged: /app/kernel.py")
+
+
+def test_what_the_host_could_not_judge_is_given_back_also_after_a_restart(tmp_path):
+    faults = iter([True, False, False])
+
+    async def evaluate(number, data):
+        if next(faults):
+            raise NotJudged("no GPU answers")
+        return {"status": "passed", "message": ""}
+
+    async def main():
+        broker = Broker(tmp_path, evaluate, 2)
+        refused = await broker.submit(b"a")
+        assert "not counted" in refused["error"]
+        assert (refused["left"], broker.used) == (2, 0)
+        assert (await broker.submit(b"b"))["number"] == 2  # numbers are never used twice
+        assert Broker(tmp_path, evaluate, 2).left == 1
+
+    asyncio.run(main())

@@ -1,6 +1,7 @@
 """The pool with stand-ins for trial and verifier: resume, skipped treatments, and attempts that fail alone."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -8,6 +9,7 @@ from mkb_core import records
 from mkb_core.bench.verdict import Verdict
 from mkb_core.config import DATA
 from mkb_core.run import pool
+from mkb_core.run.feedback import NotJudged
 from mkb_core.run.plan import Attempt, grid, select
 from mkb_core.run.trial import TrialOutcome
 from mkb_core.study import compare
@@ -47,7 +49,8 @@ class Trials:
         kernel, skill_left = self.left.get(attempt.id, (b"right", "notes"))
         ledger.mkdir(parents=True)
         (ledger / "01.py").write_bytes(b"wrong")
-        await evaluate(1, b"wrong")
+        with contextlib.suppress(NotJudged):  # as the broker does
+            await evaluate(1, b"wrong")
         return TrialOutcome(
             kernel=kernel, skill=skill_left, stop=self.stop.get(attempt.id, "completed"), message="why",
             tokens_in=10, tokens_cached=0, tokens_out=5, cost_usd=0.0, turns=3, seconds=1.0, trajectory=None,
@@ -158,9 +161,18 @@ def test_a_skill_attempt_before_its_source_says_what_to_run(tmp_path, trials):
 
 def test_a_changed_task_makes_a_finished_attempt_stale(tmp_path, trials, monkeypatch):
     attempts = run(tmp_path)
-    assert {pool.status(a, tmp_path) for a in attempts} == {"done"}
+    assert {pool.status(a, "emulated", tmp_path) for a in attempts} == {"done"}
+    assert {pool.status(a, "cuda", tmp_path) for a in attempts} == {"stale"}
     monkeypatch.setattr(pool.task, "instruction", lambda *_: "another text")
-    assert {pool.status(a, tmp_path) for a in attempts} == {"stale"}
+    assert {pool.status(a, "emulated", tmp_path) for a in attempts} == {"stale"}
+    trials.ran.clear()
+    lines = []
+    run(tmp_path, lines=lines)
+    assert trials.ran == []
+    assert lines[0].startswith("4 finished attempts are stale")
+    run(tmp_path, rerun_stale=True)
+    assert len(trials.ran) == 4
+    assert {pool.status(a, "emulated", tmp_path) for a in attempts} == {"done"}
 
 
 def test_a_missing_key_or_price_stops_the_run_before_it_starts(tmp_path, trials, monkeypatch):
@@ -169,6 +181,26 @@ def test_a_missing_key_or_price_stops_the_run_before_it_starts(tmp_path, trials,
     with pytest.raises(Exception, match=r"ZAI_API_KEY.*data/models.yaml"):
         asyncio.run(worker.run(grid("glm-5.3", ["p28"])))
     assert trials.ran == []
+
+
+def test_a_fault_of_the_verifier_is_never_scored_and_costs_no_submission(tmp_path, trials, monkeypatch):
+    def broken(self, problem, dsl, source):
+        return FakeVerifier.judge(self, problem, dsl, source).model_copy(update={"status": "infra"})
+
+    monkeypatch.setattr(FakeVerifier, "judge", FakeVerifier.verify, raising=False)
+    monkeypatch.setattr(FakeVerifier, "verify", broken)
+    with pytest.raises(RuntimeError, match="the same line again retries"):
+        run(tmp_path)
+    assert len(records.load("attempts", tmp_path)) == 0
+    monkeypatch.setattr(FakeVerifier, "verify", FakeVerifier.judge)
+    run(tmp_path)
+    assert set(records.load("attempts", tmp_path).submissions) == {1}
+
+
+def test_cuda_without_a_gpu_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("mkb_core.bench.verify.has_gpu", lambda: False)
+    with pytest.raises(ValueError, match="no CUDA device here"):
+        pool.Pool(runs=tmp_path, device="cuda")
 
 
 def test_selection_by_id_family_glob_and_all():

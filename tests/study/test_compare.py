@@ -91,7 +91,8 @@ def test_thresholds_are_inclusive(ratio, helped, harmed):
 
 
 def test_both_passing_without_a_time_is_unknown_never_one():
-    row = one((True,), (True,), device="emulated")
+    rows = [attempt(d, a, True, device="emulated") for d in ("cutedsl", "tirx") for a in ("solo", "skill")]
+    row = compare.comparisons(table(*rows)).iloc[0]
     assert row.case == "both"
     assert math.isnan(row.ratio)
     assert not row.helped
@@ -136,7 +137,7 @@ def test_summary_counts_rates_over_what_could_be_scored_and_marks_rows():
             attempt("tirx", "skill", *treatment, problem=problem),
         ]
     cell = compare.summary(compare.comparisons(table(*rows))).iloc[0]
-    assert (cell.comparisons, cell.untimed) == (4, 1)
+    assert (cell.comparisons, cell.scored) == (4, 3)
     assert cell.help_pct == pytest.approx(200 / 3)
     assert cell.harm_pct == pytest.approx(100 / 3)
     assert cell.lift_pct == pytest.approx(100 * (2 ** (1 / 3) - 1))
@@ -149,6 +150,11 @@ def test_both_directions_and_replicates_are_kept_apart():
     assert list(found.direction) == ["cutedsl2tirx", "tirx2cutedsl"]
     second = [r | {"replicate": 2, "attempt": r["attempt"].replace("r1", "r2")} for r in rows]
     assert len(compare.comparisons(table(*rows, *second))) == 4
+
+
+def test_attempts_of_two_devices_are_never_compared():
+    rows = [attempt(d, "solo", True, 1.0, device="emulated") for d in ("cutedsl", "tirx")]
+    assert compare.comparisons(table(*rows, attempt("tirx", "skill", True, 1.0))).empty
 
 
 def test_no_attempts_give_empty_tables():
