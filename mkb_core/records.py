@@ -44,9 +44,9 @@ class Attempts(Table):
     stop: Series[str] = pa.Field(nullable=True)
     verdict: Series[str] = pa.Field(nullable=True)
     passed: Series[bool]
-    speedup: Series[float] = pa.Field(nullable=True)
-    kernel_ms: Series[float] = pa.Field(nullable=True)
-    baseline_ms: Series[float] = pa.Field(nullable=True)
+    speedup: Series[float] = pa.Field(nullable=True, gt=0)
+    kernel_ms: Series[float] = pa.Field(nullable=True, gt=0)
+    baseline_ms: Series[float] = pa.Field(nullable=True, gt=0)
     submissions: Series[int] = pa.Field(ge=0)
     turns: Series[pd.Int64Dtype] = pa.Field(nullable=True)
     tokens_in: Series[pd.Int64Dtype] = pa.Field(nullable=True)
@@ -152,11 +152,13 @@ def finish(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def finished(folder: Path) -> dict[str, list[dict[str, Any]]] | None:
-    """Rows of the attempt in this folder, or None where it is not finished."""
-    path = folder / FINISHED
-    if not path.exists():
+    """Rows of the attempt in this folder, or None where it is not finished or its file is damaged."""
+    try:
+        rows = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+        complete = set(rows) == set(CONTRACTS) and len(rows["attempts"]) == 1 and rows["attempts"][0]["attempt"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return cast(dict[str, list[dict[str, Any]]], json.loads(path.read_text(encoding="utf-8")))
+    return cast(dict[str, list[dict[str, Any]]], rows) if complete else None
 
 
 def frame(table: str, rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
@@ -169,7 +171,8 @@ def load(table: str, runs: Path = RUNS) -> pd.DataFrame:
     """All rows of a table from the finished attempts under `runs`, in the order of attempt ids."""
     contract(table)
     paths = sorted((runs / "attempts").glob(f"*/*/*/*/*/{FINISHED}"))
-    return frame(table, (row for path in paths for row in json.loads(path.read_text("utf-8"))[table]))
+    found = [rows for path in paths if (rows := finished(path.parent))]
+    return frame(table, (row for rows in found for row in rows[table]))
 
 
 def publish(runs: Path = RUNS, directory: Path = TABLES) -> list[Path]:

@@ -1,10 +1,9 @@
 """Memory that checker and runner both map: one object a tensor, passed as a file descriptor."""
 
-import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
-from mkb_core.bench.wire import memory_file
+from mkb_core.bench.wire import map_shared, memory_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +14,7 @@ class HostArena:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd, self.nbytes = fd, nbytes
-        self._map = mmap.mmap(fd, max(nbytes, 1))
+        self._map = map_shared(fd, max(nbytes, 1))
 
     @classmethod
     def create(cls, nbytes: int) -> "HostArena":

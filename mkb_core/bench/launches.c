@@ -69,9 +69,12 @@ static int intercept(void *function, int is_kernel, void **arguments) {
   int (*copy)(uint64_t, uint64_t, size_t) = driver("cuMemcpyDtoD_v2");
   int (*wait)(void) = driver("cuCtxSynchronize");
   uint64_t ends[2] = {found[source], found[destination]};
-  for (int i = 0; i < 2; i++)
-    if (range(&base, &length, ends[i]) || base + length - ends[i] < copy_bytes) return 1;
-  if (ends[0] != ends[1]) wait(), copy(ends[1], ends[0], copy_bytes), wait();
+  uint64_t bytes = copy_bytes;
+  for (int i = 0; i < 2; i++) {
+    if (range(&base, &length, ends[i])) return 1;
+    if (base + length - ends[i] < bytes) bytes = base + length - ends[i];
+  }
+  if (ends[0] != ends[1]) wait(), copy(ends[1], ends[0], bytes), wait();
   return 1;
 }
 

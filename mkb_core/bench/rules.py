@@ -11,9 +11,7 @@ STANDARD_MODULES = frozenset(
     "__future__ abc collections contextlib copy dataclasses enum functools itertools math numbers "
     "operator re string types typing typing_extensions warnings".split()
 )
-FORBIDDEN_BUILTINS = frozenset(
-    "exec eval compile open __import__ globals locals vars input breakpoint memoryview".split()
-)
+FORBIDDEN_BUILTINS = frozenset("exec eval open __import__ globals locals vars breakpoint memoryview".split())
 REFLECTION = frozenset({"getattr", "setattr", "delattr", "hasattr"})
 FORBIDDEN_NAMES = {
     "compiler": (
@@ -47,15 +45,25 @@ FORBIDDEN_ATTRIBUTES = {
         "cuLaunchKernelEx nvrtcCompileProgram cuLibraryLoadData".split()
     ),
     # modules that other modules hold as attributes
-    "import": frozenset("os sys ctypes subprocess builtins importlib gc inspect threading socket shutil".split()),
+    "import": frozenset(
+        "os sys ctypes subprocess builtins bltns importlib gc inspect threading socket shutil".split()
+    ),
+    "files": frozenset("from_file UntypedStorage TypedStorage frombuffer serialization package".split()),
+    "dynamic": frozenset("attrgetter methodcaller get_type_hints ForwardRef".split()),
+    "modes": frozenset(
+        "TorchFunctionMode TorchDispatchMode overrides _python_dispatch __torch_function__".split()
+    ),
     "introspection": frozenset(
         "__globals__ __code__ __closure__ __subclasses__ __bases__ __mro__ __builtins__ __loader__ "
-        "__spec__ __dict__ __getattribute__ __reduce__ __reduce_ex__ f_globals f_locals f_back gi_frame "
-        "cr_frame tb_frame _getframe".split()
+        "__spec__ __file__ __cached__ __annotations__ __import__ __dict__ __getattribute__ "
+        "__reduce__ __reduce_ex__ f_globals f_locals f_back gi_frame cr_frame tb_frame _getframe".split()
     ),
 }
 ALLOWED_PACKED = frozenset({"runtime.cuTensorMapEncodeTiled"})  # the one host function that TMA needs
 MAX_LITERAL = 20_000
+# each forbidden dotted name with its rule
+RULE_OF = {name: rule for rule, names in FORBIDDEN_NAMES.items() for name in names.split()}
+MAX_PARTS = 12  # of a dotted name; none of an honest kernel is longer
 ADVICE = {
     "import": "use torch, the variant's DSL, or one of: " + ", ".join(sorted(STANDARD_MODULES - {"__future__"})),
     "dsl": "this variant is written in its own DSL alone",
@@ -66,10 +74,14 @@ ADVICE = {
     "raw-cuda": "express it in the DSL itself",
     "introspection": "name what you need directly",
     "dynamic": "write the name out",
+    "modes": "write the computation in solve",
     "patch": "keep your own state in your own names",
     "literal": "compute tables at import instead",
     "solve": "define `def solve(*inputs)` at the top level of kernel.py",
 }
+
+
+ROOTS = frozenset({"torch", "triton", "operator", "types", *(m for d in DSLS.values() for m in d.modules)})
 
 
 class Finding(NamedTuple):
@@ -92,14 +104,15 @@ def check(source: str, dsl: str) -> list[Finding]:
     visitor.visit(tree)
     names = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)} | set(_assigned(tree)) | visitor.imported
     if "solve" not in names:
-        visitor.findings.append(Finding("solve", 0, 0, "there is no function `solve`"))
+        visitor.findings.append(Finding("solve", 0, 0, "there is no function `solve` at the top level"))
     return sorted(visitor.findings, key=lambda f: (f.line, f.column))
 
 
 def _assigned(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
-        if isinstance(node, ast.Assign):
-            yield from (t.id for t in node.targets if isinstance(t, ast.Name))
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        yield from (t.id for t in targets if isinstance(t, ast.Name))
 
 
 class Visitor(ast.NodeVisitor):
@@ -109,7 +122,7 @@ class Visitor(ast.NodeVisitor):
         self.findings: list[Finding] = []
         self.names: dict[str, str] = {}  # local name -> dotted name that it was imported as
         self.imported: set[str] = set()
-        self.called: set[ast.Name] = set()  # getattr and its like where they are called by name
+        self.called: set[ast.expr] = set()  # getattr and its like where they are called by name
         self.own = set(get_dsl(dsl).modules)
         self.foreign = {m for d in DSLS.values() for m in d.modules} - self.own
 
@@ -155,11 +168,21 @@ class Visitor(ast.NodeVisitor):
 
     def dotted(self, name: str, node: ast.AST) -> None:
         """Judge one dotted name after resolution."""
-        for rule, names in FORBIDDEN_NAMES.items():
-            for forbidden in names.split():
-                if name == forbidden or name.startswith(forbidden + "."):
+        parts = name.split(".")
+        if len(parts) > MAX_PARTS:
+            self.add("dynamic", node, f"a name of {len(parts)} parts")
+            return
+        # a package can be reached through another one's import of it: torch.nn.functional.torch.jit
+        starts = [i for i, part in enumerate(parts) if i == 0 or part in ROOTS]
+        for start in starts:
+            for end in range(start + 1, len(parts) + 1):
+                rule = RULE_OF.get(".".join(parts[start:end]))
+                if rule:
                     self.add(rule, node, f"`{name}`")
                     return
+        private = next((p for p in parts[1:] if p.startswith("_") and not p.endswith("__")), None)
+        if private:
+            self.add("introspection", node, f"`{name}`, whose part `{private}` is private")
 
     def last_name(self, name: str, node: ast.AST) -> None:
         """Judge a name whatever it is reached through."""
@@ -184,8 +207,11 @@ class Visitor(ast.NodeVisitor):
             self.dotted(name, node)
         if len(self.findings) == before:
             self.last_name(node.attr, node)
-        if isinstance(node.ctx, ast.Store | ast.Del) and self.resolve(node.value):
+        settings = name is not None and name.startswith("torch.backends.")
+        if isinstance(node.ctx, ast.Store | ast.Del) and self.resolve(node.value) and not settings:
             self.add("patch", node, f"assignment to `{name}`")
+        if node.attr == "call_packed" and node not in self.called:
+            self.add("raw-cuda", node, "`call_packed` without a call")
         # a chain is judged once, by its longest name
         inner: ast.expr = node.value
         while name and len(self.findings) > before and isinstance(inner, ast.Attribute):
@@ -204,12 +230,39 @@ class Visitor(ast.NodeVisitor):
             self.called.add(node.func)
             self.reflection(node, node.func.id)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "call_packed":
+            self.called.add(node.func)
             target = node.args[0] if node.args else None
             if not (isinstance(target, ast.Constant) and target.value in ALLOWED_PACKED):
                 self.add("raw-cuda", node, "`call_packed` of another function than " + ", ".join(ALLOWED_PACKED))
         for keyword in node.keywords:
             if keyword.arg == "source_code":
                 self.add("raw-cuda", node, "`source_code`")
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:  # noqa: D102
+        self.alias(node.targets, node.value)
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: D102
+        self.alias([node.target], node.value)
+        self.generic_visit(node)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:  # noqa: D102
+        self.alias([node.target], node.value)
+        self.generic_visit(node)
+
+    def alias(self, targets: list[ast.expr], value: ast.expr | None) -> None:
+        """A name that is given an imported thing stands for it from here on."""
+        name = self.resolve(value) if value is not None else None
+        if name:
+            self.names |= {target.id: name for target in targets if isinstance(target, ast.Name)}
+
+    def visit_MatchClass(self, node: ast.MatchClass) -> None:  # noqa: D102
+        for name in node.kwd_attrs:
+            before = len(self.findings)
+            self.last_name(name, node)
+            if name.startswith("_") and len(self.findings) == before:
+                self.add("introspection", node, f"`{name}` in a pattern")
         self.generic_visit(node)
 
     def reflection(self, node: ast.Call, function: str) -> None:
@@ -227,7 +280,9 @@ class Visitor(ast.NodeVisitor):
 
     def visit_Constant(self, node: ast.Constant) -> None:  # noqa: D102
         if isinstance(node.value, str | bytes):
-            if len(node.value) > MAX_LITERAL:
+            if node.value in ("source_code", "pragma_import_c"):
+                self.add("raw-cuda", node, f"`{node.value!r}`")
+            elif len(node.value) > MAX_LITERAL:
                 self.add("literal", node, f"a literal of {len(node.value)} characters")
             elif isinstance(node.value, str) and node.value.startswith("pragma_import"):
                 self.add("raw-cuda", node, f"`{node.value[:40]}`")

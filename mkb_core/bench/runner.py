@@ -91,7 +91,11 @@ class Runner:
 
         self.torch, self.launches = torch, launches
         self.cuda = setup["device"] == "cuda"
-        self.sync: Callable[[], None] = torch.cuda.synchronize if self.cuda else lambda: None
+        # the C functions themselves, taken before the submission is loaded: it may replace torch's Python ones
+        self.sync: Callable[[], None] = torch._C._cuda_synchronize if self.cuda else lambda: None
+        self.copy_into, self.plain = torch._C.TensorBase.copy_, torch._C.DisableTorchFunction
+        self.modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+        self.depth = self.mode_depth()
         if self.cuda:
             torch.zeros(1, device="cuda")  # makes the context that mapping the arenas needs
         self.page = wire.Page(fds[0])
@@ -111,6 +115,8 @@ class Runner:
         self.inputs = [tensors(setup["inputs"]) for _ in range(setup["sets"])]
         self.scalars: dict[str, Any] = setup["scalars"]
         self.landing = tensors(self.specs)
+        for fd in fds:
+            os.close(fd)
         self.pages = [arena.bytes()[::GPU_PAGE] for arena in self.arenas] if self.cuda else []
 
     def serve(self, function: Callable[..., Any]) -> None:
@@ -131,14 +137,27 @@ class Runner:
             try:
                 result = function(*arguments)
                 self.sync()
+                if self.launches.error():
+                    raise RuntimeError(self.launches.error())
+                if self.mode_depth() != self.depth:
+                    raise RuntimeError("solve left a torch function or dispatch mode entered")
             except BaseException:
                 status = wire.DEVICE_FAILED if self.launches.error() else wire.CALL_FAILED
                 self.report(status, self.launches.error() or explain())
                 words[wire.DONE] = words[wire.LANDED] = number
                 continue
+            launched = self.launches.count
             words[wire.DONE] = number
-            self.land(result, arguments)
+            try:
+                with self.plain():
+                    self.land(result, arguments, launched)
+            except BaseException:
+                self.report(wire.OK, f"a value that cannot be copied ({explain()})", count=launched)
             words[wire.LANDED] = number
+
+    def mode_depth(self) -> tuple[int, ...]:
+        """How many torch modes are entered; one left behind could do the work while the outputs are copied."""
+        return tuple(length() for length in self.modes)
 
     def arm(self) -> None:
         """Work that nobody times: the first after another process used the GPU pays for the switch.
@@ -156,7 +175,7 @@ class Runner:
         count = len(self.inputs[arena]) + len(self.scalars)
         return [self.scalars[str(i)] if str(i) in self.scalars else next(tensors).detach() for i in range(count)]
 
-    def land(self, result: Any, arguments: Tensors) -> None:
+    def land(self, result: Any, arguments: Tensors, launched: int) -> None:
         """Copy what came back into the landing buffers and describe it."""
         kind = {self.torch.Tensor: "tensor", tuple: "tuple", list: "list"}.get(type(result), "other")
         values = [result] if kind == "tensor" else list(result)[: wire.MAX_OUTPUTS] if kind != "other" else []
@@ -175,21 +194,28 @@ class Runner:
                 )
             )
         self.sync()
-        text = "" if kind != "other" else type(result).__name__
-        self.report(wire.OK, text, kind, tuple(outputs))
+        text = "" if kind != "other" else str(type.__dict__["__name__"].__get__(type(result)))
+        self.report(wire.OK, text, kind, tuple(outputs), launched)
 
     def copy(self, value: Any, landing: Any) -> bool:
         """Land one tensor if it is of the declared shape, dtype and device."""
         fits = (value.shape, value.dtype, value.device) == (landing.shape, landing.dtype, landing.device)
+        fits = fits and value.layout == self.torch.strided and not value.is_nested and _backed(value)
         if fits:
-            landing.copy_(value)
-        return fits
+            self.copy_into(landing, value.detach())
+        return bool(fits)
 
     def report(
-        self, status: int, text: str, container: str = "other", outputs: tuple[wire.Output, ...] = ()
+        self,
+        status: int,
+        text: str,
+        container: str = "other",
+        outputs: tuple[wire.Output, ...] = (),
+        count: int | None = None,
     ) -> None:
         """Write the report; STATUS last, so that the checker never reads half of one."""
-        report = wire.Report(container, outputs, self.launches.count, self.launches.pointers, text)
+        count = self.launches.count if count is None else count
+        report = wire.Report(container, outputs, count, self.launches.pointers, text)
         data = wire.pack(report)
         self.paper.map[: len(data)] = data
         self.page.words[wire.STATUS] = status
@@ -197,3 +223,9 @@ class Runner:
 
 def _same_memory(argument: Any, value: Any) -> bool:
     return hasattr(argument, "data_ptr") and value.numel() > 0 and argument.data_ptr() == value.data_ptr()
+
+
+def _backed(value: Any) -> bool:
+    """Whether the storage really holds every element that the tensor claims."""
+    last = value.storage_offset() + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return bool(value.numel() == 0 or (last + 1) * value.element_size() <= value.untyped_storage().nbytes())

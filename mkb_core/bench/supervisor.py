@@ -122,11 +122,14 @@ class Supervision:
         checker_server.wait_ready()
         runner_server.wait_ready()
         with scratch("verdict") as directory:
-            verdict = OneVerdict(self, checker_server, runner_server, job, source, Path(directory))
             try:
-                return verdict.run()
-            finally:
-                verdict.end_all()
+                verdict = OneVerdict(self, checker_server, runner_server, job, source, Path(directory))
+                try:
+                    return verdict.run()
+                finally:
+                    verdict.end_all()
+            except OSError as error:
+                raise VerifierBroken(f"a process of the verifier is gone: {error}") from error
 
     def server(self, role: str, dsl: str) -> ForkServer:
         """The warm server of this role and DSL, started where there is none."""
@@ -206,8 +209,7 @@ class OneVerdict:
 
     def start(self, part: str, channel: int) -> None:
         """Fork the runner of one part, with a directory of its own."""
-        home = self.directory / part
-        home.mkdir()
+        home = Path(tempfile.mkdtemp(dir=self.directory))  # a name that tells no part from another
         source = home / "kernel.py"
         if part == "baseline":
             source = get_problem(self.job["problem"]).reference_path
@@ -228,6 +230,8 @@ class OneVerdict:
         until = time.monotonic() + 20
         while child.code is None and time.monotonic() < until:
             self.poll(until)
+        if child.code is None:  # the server does not answer: the next verdict gets a new one
+            self.runner_server.process.kill()
         return {"code": child.code, "cause": child.cause, "printed": child.tail.decode(errors="replace")}
 
     def end_all(self) -> None:

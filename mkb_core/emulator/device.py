@@ -133,8 +133,8 @@ class Device:
         if max(source, destination) >= len(pointers):
             return
         start, target = pointers[source], pointers[destination]
-        if start != target and min(map(self.tensors.memory.room, (start, target))) >= nbytes:
-            ctypes.memmove(target, start, nbytes)
+        if start != target:  # a result handed over in pieces is copied in pieces
+            ctypes.memmove(target, start, min(nbytes, *map(self.tensors.memory.room, (start, target))))
 
     def _kernel(self, ptx: str, name: str) -> Kernel:
         if ptx not in self._kernels:

@@ -41,6 +41,8 @@ class _Redirect(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
         kwargs.pop("pin_memory", None)
+        if func is torch.device:
+            return _on_cpu(func(*args, **kwargs))
         return func(*[_on_cpu(value) for value in args], **kwargs)
 
 
@@ -122,13 +124,14 @@ def install() -> None:
     replaced: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "init": _nothing,
+        "init": lambda: None,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": _nothing,
-        "set_stream": _nothing,
-        "synchronize": _nothing,
-        "empty_cache": _nothing,
+        "set_device": lambda device: None,
+        "set_stream": lambda stream: None,
+        "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,  # each its own: dynamo refuses one function under two names
+        "mem_get_info": lambda device=None: (PROPERTIES.total_memory,) * 2,
         "current_stream": lambda device=None: stream,
         "default_stream": lambda device=None: stream,
         "get_device_capability": lambda device=None: CAPABILITY,
@@ -138,8 +141,8 @@ def install() -> None:
         "stream": _context,
         "Stream": Stream,
         "Event": Event,
-        "manual_seed": _nothing,
-        "manual_seed_all": _nothing,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
     }
     for name, value in replaced.items():
         setattr(torch.cuda, name, value)

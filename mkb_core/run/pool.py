@@ -2,26 +2,21 @@
 
 import asyncio
 import contextlib
-import hashlib
-import importlib.metadata
-import json
-import time
+import fcntl
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from mkb_core import records
-from mkb_core.bench.dsl import get_dsl
-from mkb_core.bench.problems import get_problem
 from mkb_core.bench.verdict import Verdict
 from mkb_core.bench.verify import Verifier, resolve
 from mkb_core.config import DATA, RUNS, protocol
-from mkb_core.run import environments, task
+from mkb_core.run import environments
 from mkb_core.run.demo import DemoServer
-from mkb_core.run.feedback import NotJudged, feedback
-from mkb_core.run.models import Model, get_model, require_ready
+from mkb_core.run.models import get_model, require_ready
 from mkb_core.run.plan import Attempt
-from mkb_core.run.trial import TrialOutcome, run_trial
+from mkb_core.run.session import Session, fingerprint, identity
+from mkb_core.run.trial import run_trial
 
 RECORDINGS = DATA / "demo"
 Progress = Callable[[str], None]
@@ -29,19 +24,6 @@ Progress = Callable[[str], None]
 
 class NoSource(RuntimeError):
     """A skill attempt whose source has not run yet."""
-
-
-def fingerprint(attempt: Attempt, device: str) -> str:
-    """Digest of what the result depends on: instruction, reference, protocol, DSL version, device."""
-    problem, dsl = get_problem(attempt.problem), get_dsl(attempt.dsl)
-    parts = (
-        task.instruction(problem, dsl),
-        problem.reference_path.read_text(encoding="utf-8"),
-        protocol().model_dump_json(),
-        importlib.metadata.version(dsl.package),
-        device,
-    )
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def status(attempt: Attempt, device: str, runs: Path = RUNS) -> str:
@@ -103,7 +85,7 @@ class Pool:
         for attempt in todo:
             given_skill(attempt, self.runs)
         self.total = len(todo)
-        async with self.resources(todo):
+        async with self.resources(todo), alone(self.runs):
             results = await asyncio.gather(*(self.one(a) for a in todo), return_exceptions=True)
         faults = [f"{a.id}: {r!r}" for a, r in zip(todo, results, strict=True) if isinstance(r, BaseException)]
         if faults:
@@ -184,104 +166,16 @@ class Pool:
         return {"attempts": [row], "submissions": [], "verdicts": [], "skills": []}
 
 
-class Session:
-    """What happens on the host during one attempt: verdicts on submissions, then the final score."""
-
-    def __init__(self, pool: Pool, attempt: Attempt, model: Model, folder: Path) -> None:
-        self.pool, self.attempt, self.model, self.folder = pool, attempt, model, folder
-        self.started = time.monotonic()
-        self.submissions: list[dict[str, Any]] = []
-        self.verdicts: list[dict[str, Any]] = []
-
-    async def evaluate(self, number: int, source: bytes) -> dict[str, Any]:
-        """Judge a feedback submission; returns what the agent may see. Raises NotJudged for `infra`."""
-        verdict = await self.judge(number, source)
-        if verdict.status == "infra":
-            raise NotJudged(verdict.message)
-        return feedback(verdict, protocol().sandbox.submissions - number)
-
-    async def judge(self, number: int, source: bytes) -> Verdict:
-        """Judge one file and note it; the broker keeps feedback submissions, the final file is kept here."""
-        seconds = round(time.monotonic() - self.started, 1)
-        path = self.folder / "ledger" / f"{number:02d}.py" if number else self.folder / "final.py"
-        if not number:
-            path.write_bytes(source)
-        verdict = await self.pool.judge(self.attempt, source)
-        facts = json.loads(verdict.model_dump_json(exclude={"message", "output", "versions", "phases"}))
-        records.write_whole(self.folder / "verdicts" / f"{path.stem}.json", verdict.model_dump_json(indent=1))
-        common = {"attempt": self.attempt.id, "number": number, "demo": self.model.demo}
-        self.verdicts.append({**facts, **common})
-        self.submissions.append(
-            {
-                **common,
-                "sha256": verdict.source_sha256,
-                "bytes": len(source),
-                "seconds": seconds,
-                "path": str(path.relative_to(self.pool.runs)),
-                "device": verdict.device,
-            }
-        )
-        return verdict
-
-    async def rows(self, outcome: TrialOutcome, given: str | None) -> dict[str, list[dict[str, Any]]]:
-        """Every table's rows; the final kernel.py is judged here, after the agent's end."""
-        feedbacks = sum(row["status"] != "infra" for row in self.verdicts)
-        final = None
-        if outcome.kernel is not None:
-            final = await self.judge(0, outcome.kernel)
-            if final.status == "infra":  # our fault: the attempt is run again, never scored
-                raise NotJudged(final.message)
-        if outcome.skill is not None:
-            (self.folder / "SKILL.md").write_bytes(outcome.skill.encode())
-        row = identity(self.attempt) | {
-            "status": "run",
-            "stop": outcome.stop,
-            "verdict": final.status if final else None,
-            "passed": bool(final and final.passed),
-            "speedup": final.speedup if final else None,
-            "kernel_ms": final.kernel_ms if final else None,
-            "baseline_ms": final.baseline_ms if final else None,
-            "submissions": feedbacks,
-            "turns": outcome.turns,
-            "tokens_in": outcome.tokens_in,
-            "tokens_cached": outcome.tokens_cached,
-            "tokens_out": outcome.tokens_out,
-            "cost_usd": outcome.cost_usd,
-            "seconds": round(outcome.seconds, 1),
-            "skill_sha256": digest(outcome.skill),
-            "given_skill_sha256": digest(given),
-            "fingerprint": fingerprint(self.attempt, self.pool.device),
-            "device": self.pool.device,
-            "demo": self.model.demo,
-        }
-        return {
-            "attempts": [row],
-            "submissions": self.submissions,
-            "verdicts": self.verdicts,
-            "skills": [self.skill_row(outcome.skill)] if outcome.skill is not None else [],
-        }
-
-    def skill_row(self, skill: str) -> dict[str, Any]:
-        """The row of the skill that the attempt left."""
-        return {
-            "attempt": self.attempt.id,
-            "sha256": digest(skill),
-            "characters": len(skill),
-            "words": len(skill.split()),
-            "path": str((self.folder / "SKILL.md").relative_to(self.pool.runs)),
-            "demo": self.model.demo,
-        }
-
-
-def identity(attempt: Attempt) -> dict[str, Any]:
-    """The columns that say which attempt a row is of."""
-    fields = attempt.model_dump()
-    return {"attempt": attempt.id, "family": get_problem(attempt.problem).family, **fields}
-
-
-def digest(text: str | None) -> str | None:
-    """SHA-256 of a text, None for none."""
-    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+@contextlib.asynccontextmanager
+async def alone(runs: Path) -> AsyncIterator[None]:
+    """Hold the folder against a second run, which would take unfinished attempts for leftovers."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with (runs / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RuntimeError(f"another run is at work in {runs}: wait for it, or use another folder") from None
+        yield
 
 
 def set_aside(folder: Path) -> None:

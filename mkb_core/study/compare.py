@@ -13,6 +13,7 @@ from mkb_core.notebook import Parameters, shown
 
 CASES = ("both", "rescue", "break", "neither", "skipped")
 KEYS = ["model", "problem", "replicate"]
+SAME = ["device", "demo"]  # rows that differ in these are never compared
 
 
 def comparisons(attempts: pd.DataFrame, rules: Protocol | None = None) -> pd.DataFrame:
@@ -30,11 +31,11 @@ def comparisons(attempts: pd.DataFrame, rules: Protocol | None = None) -> pd.Dat
     rules = rules or protocol()
     solo = attempts[attempts.arm == "solo"]
     treatment = attempts[attempts.arm == "skill"]
-    baseline = solo[[*KEYS, "dsl", "device", "attempt", "passed", "kernel_ms", "speedup"]]
-    pairs = treatment.merge(baseline, on=[*KEYS, "dsl", "device"], suffixes=("", "_baseline"))
+    baseline = solo[[*KEYS, "dsl", *SAME, "attempt", "passed", "kernel_ms", "speedup"]]
+    pairs = treatment.merge(baseline, on=[*KEYS, "dsl", *SAME], suffixes=("", "_baseline"))
     sources = solo.rename(columns={"dsl": "source_dsl"})
-    sources = sources[[*KEYS, "source_dsl", "device", "attempt", "passed", "speedup"]]
-    rows = pairs.merge(sources, on=[*KEYS, "device"], suffixes=("", "_source"))
+    sources = sources[[*KEYS, "source_dsl", *SAME, "attempt", "passed", "speedup"]]
+    rows = pairs.merge(sources, on=[*KEYS, *SAME], suffixes=("", "_source"))
     rows = rows[rows.source_dsl != rows.dsl]
     return pd.DataFrame([_comparison(row, rules) for row in rows.to_dict("records")], columns=COLUMNS).sort_values(
         ["model", "direction", "problem", "replicate"], ignore_index=True

@@ -33,6 +33,16 @@ REFUSED = [
     ("import operator\nf = operator.attrgetter('a.b')", "dynamic"),
     ("from types import FunctionType", "dynamic"),
     ("from torch import *", "dynamic"),
+    ("import torch\nt = torch\nt.compile(abs)", "compiler"),
+    ("import torch\nf = torch.nn.functional.torch.jit.trace", "compiler"),
+    ("import collections\nm = collections._sys.modules", "introspection"),
+    ("import enum\nm = enum.bltns", "import"),
+    ("g = getattr", "dynamic"),
+    ("f = open", "dynamic"),
+    ("where = __file__", "introspection"),
+    ("match 1:\n    case object(__globals__=g):\n        pass", "introspection"),
+    ("import torch\ns = torch.UntypedStorage.from_file('/proc/self/fd/3', True, 1)", "files"),
+    ("from torch.overrides import TorchFunctionMode", "modes"),
     ("import torch\ntorch.os.system('id')", "import"),
     ("import warnings\nm = warnings.sys.modules", "import"),
     ("import torch\ntorch.allclose = lambda *a: True", "patch"),
@@ -80,6 +90,9 @@ def test_refused_in_tirx(source, rule):
         "class K:\n    def compile(self):\n        self.graph = 1",
         "import cutlass.cute as cute\nf = cute.compile",
         "import re\np = re.compile('a')",
+        "def norm(input, weight):\n    return input",
+        "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True",
+        "import torch\nd = torch.device('cuda', 0)",
         "from cuda.bindings import driver\ns = driver.CUstream(0)",
     ],
 )
@@ -95,6 +108,16 @@ def test_tma_descriptor_is_the_one_packed_call_allowed():
 def test_a_finding_names_line_column_rule_and_what_to_write_instead():
     text = str(rules.check("import math\nimport numpy" + SOLVE, "tirx")[0])
     assert text.startswith("line 2, column 1: rule `import`: import of `numpy`; use torch")
+
+
+def test_a_long_source_is_judged_at_once():
+    import time
+
+    source = "import torch\n" + ("torch" + ".a" * 190 + "\n") * 500 + SOLVE
+    started = time.process_time()
+    rules.check(source, "tirx")
+    assert time.process_time() - started < 10
+    assert {f.rule for f in rules.check(source, "tirx")} == {"dynamic"}
 
 
 def test_syntax_error_and_missing_solve_are_build_faults():

@@ -117,6 +117,19 @@ FAULTS = [
         "changed its input hidden_states",
     ),
     ("subclass", "CALL return eager(x, w).as_subclass(type('T', (torch.Tensor,), {}))", "spec", "T"),
+    ("sparse", "CALL return eager(x, w).to_sparse()", "spec", "a value that cannot be copied"),
+    (
+        "no storage",
+        "CALL y = eager(x, w); y.untyped_storage().resize_(0); return y",
+        "spec",
+        "output is not a dense tensor",
+    ),
+    (
+        "mode left entered",
+        "CALL y = eager(x, w); torch.device('cuda').__enter__(); return y",
+        "runtime",
+        "left a torch function or dispatch mode entered",
+    ),
     ("zeros", "CALL return torch.zeros_like(x)", "value", "max error"),
     (
         "nan",
@@ -207,6 +220,18 @@ def solve(x, w):
 
     time.sleep(0.3)
     assert marker.stat().st_size == size
+
+
+def test_shared_memory_cannot_be_opened_again_through_a_descriptor(verifier):
+    body = """
+import os
+def solve(x, w):
+    here = "/proc/self/fd/"
+    found = [os.readlink(here + n) for n in os.listdir(here) if os.path.lexists(here + n)]
+    shared = [name for name in found if "memfd" in name]
+    raise RuntimeError(f"shared: {shared}")
+"""
+    assert "shared: []" in judge(verifier, body)["message"]
 
 
 def test_the_verdict_after_a_fault_is_unaffected(verifier):

@@ -53,7 +53,8 @@ def test_launch_is_described(facts):
 def test_suppressed_launch_does_nothing_or_copies(facts):
     assert facts["suppressed"] == [True, [[True, 0]]]
     assert facts["copied"] == [1]
-    assert facts["same"] == facts["beyond"] == facts["no_room"] == ["untouched"]
+    assert facts["same"] == facts["beyond"] == ["untouched"]
+    assert facts["short"] == ["part"]
     assert facts["resumed"] is True
 
 

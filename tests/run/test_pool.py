@@ -8,7 +8,7 @@ import pytest
 from mkb_core import records
 from mkb_core.bench.verdict import Verdict
 from mkb_core.config import DATA
-from mkb_core.run import pool
+from mkb_core.run import pool, session, task
 from mkb_core.run.feedback import NotJudged
 from mkb_core.run.plan import Attempt, grid, select
 from mkb_core.run.trial import TrialOutcome
@@ -97,7 +97,7 @@ def test_the_skill_crosses_verbatim_from_the_other_dsl_and_nothing_else_does(tmp
     assert trials.given["demo/p28/cutedsl/skill/r1"] == "notes"
     assert all(trials.given[a.id] is None for a in grid("demo", ["p28", "p36"]))
     row = records.load("attempts", tmp_path).set_index("attempt").loc["demo/p28/tirx/skill/r1"]
-    assert row.given_skill_sha256 == pool.digest(text)
+    assert row.given_skill_sha256 == session.digest(text)
 
 
 def test_a_source_without_skill_leaves_a_skipped_treatment_with_the_baselines_outcome(tmp_path, trials):
@@ -163,7 +163,7 @@ def test_a_changed_task_makes_a_finished_attempt_stale(tmp_path, trials, monkeyp
     attempts = run(tmp_path)
     assert {pool.status(a, "emulated", tmp_path) for a in attempts} == {"done"}
     assert {pool.status(a, "cuda", tmp_path) for a in attempts} == {"stale"}
-    monkeypatch.setattr(pool.task, "instruction", lambda *_: "another text")
+    monkeypatch.setattr(task, "instruction", lambda *_: "another text")
     assert {pool.status(a, "emulated", tmp_path) for a in attempts} == {"stale"}
     trials.ran.clear()
     lines = []

@@ -92,12 +92,14 @@ for name, copy in {
     "copied": (residual, output, nbytes),
     "same": (output, output, nbytes),
     "beyond": (residual, 4, nbytes),
-    "no_room": (weight, output, nbytes),  # the weight is shorter
+    "short": (weight, output, nbytes),  # the weight is shorter
 }.items():
     kept.fill_(7.0)
     device.copy = copy
     solve(*arguments)
-    facts[name] = ["untouched" if (kept == 7).all() else next(i for i, a in enumerate(arguments) if a.equal(kept))]
+    facts[name] = [
+        "untouched" if (kept == 7).all() else next((i for i, a in enumerate(arguments) if a.equal(kept)), "part")
+    ]
 device.suppress, device.copy = False, None
 solve(*arguments)
 facts["resumed"] = error(kept, reference) < 4e-3
