@@ -286,7 +286,7 @@ def test_no_host_path_is_writable(box):
         "umount /usr/local",
     ):
         assert box.sh(command).return_code != 0, command
-    assert not [p for p in (*places, *free) if Path(p, "mkb-probe").exists()]
+    assert not [p for p in (*places, *free) if os.path.lexists(f"{p}/mkb-probe")]  # False where closed to us
 
 
 def test_every_mount_of_the_host_is_read_only(box):
