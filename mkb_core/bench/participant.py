@@ -61,7 +61,7 @@ class Participant:
         page_fd, paper_fd = wire.memory_file("page", 4096), wire.memory_file("report", wire.REPORT_BYTES)
         self.page, self.paper = wire.Page(page_fd), wire.Page(paper_fd, wire.REPORT_BYTES)
         make = arena_class(device)
-        tensors = [v for v in sample if hasattr(v, "data_ptr")]
+        tensors = _tensors(sample)
         self.sets = [[make.create(t.numel() * t.element_size()) for t in tensors] for _ in range(SETS)]
         self.landing = [make.create(t.numel() * t.element_size()) for t in outputs]
         self.channel = supervisor.start(part)
@@ -97,7 +97,7 @@ class Participant:
         self.number += 1
         words, n = self.page.words, self.number
         chosen = os.urandom(1)[0] % SETS
-        tensors = [v for v in inputs if hasattr(v, "data_ptr")]
+        tensors = _tensors(inputs)
         for arena, value in zip(self.sets[chosen], tensors, strict=True):
             typed(arena.bytes(), dtype_name(value), tuple(value.shape)).copy_(value)
         for arena, output in zip(self.landing, self.outputs, strict=True):
@@ -122,7 +122,7 @@ class Participant:
     def unchanged(self, inputs: tuple[Any, ...], problem: Problem, what: str) -> None:
         """Raise Rejected where the call wrote to an input that the problem does not let it write to."""
         chosen = self.page.words[wire.ARENA] % SETS
-        tensors = [v for v in inputs if hasattr(v, "data_ptr")]
+        tensors = _tensors(inputs)
         names = [t.name for t in problem.inputs]
         for name, arena, value in zip(names, self.sets[chosen], tensors, strict=False):
             same = bool((arena.bytes() == _bytes(value)).all())
@@ -178,6 +178,11 @@ class Participant:
 def dtype_name(tensor: Any) -> str:
     """`bfloat16` for torch.bfloat16."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _tensors(inputs: tuple[Any, ...]) -> list[Any]:
+    """The inputs that cross in arenas; numbers go with the setup."""
+    return [value for value in inputs if hasattr(value, "data_ptr")]
 
 
 def _bytes(tensor: Any) -> Any:

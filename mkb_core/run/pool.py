@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import fcntl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mkb_core import records
 from mkb_core.bench.verdict import Verdict
 from mkb_core.bench.verify import Verifier, resolve
-from mkb_core.config import DATA, RUNS, protocol
+from mkb_core.config import DATA, RUNS
 from mkb_core.run import environments
 from mkb_core.run.demo import DemoServer
 from mkb_core.run.models import get_model, require_ready
@@ -72,6 +72,11 @@ class Pool:
     async def run(self, attempts: Iterable[Attempt]) -> None:
         """Run what is not finished; raises at the end if an attempt failed for reasons of ours."""
         environments.check(self.environment)
+        with alone(self.runs):  # before looking: what another run finishes meanwhile must not be run again
+            await self.run_missing(attempts)
+
+    async def run_missing(self, attempts: Iterable[Attempt]) -> None:
+        """What `run` does while it holds the folder."""
         found = {a: status(a, self.device, self.runs) for a in attempts}
         todo = [a for a, state in found.items() if state == "missing" or (state == "stale" and self.rerun_stale)]
         stale = sum(state == "stale" for state in found.values())
@@ -85,7 +90,7 @@ class Pool:
         for attempt in todo:
             given_skill(attempt, self.runs)
         self.total = len(todo)
-        async with self.resources(todo), alone(self.runs):
+        async with self.resources(todo):
             results = await asyncio.gather(*(self.one(a) for a in todo), return_exceptions=True)
         faults = [f"{a.id}: {r!r}" for a, r in zip(todo, results, strict=True) if isinstance(r, BaseException)]
         if faults:
@@ -125,8 +130,7 @@ class Pool:
                 skill=skill,
                 api_base=self.server.url(attempt) if model.demo and self.server else model.api_base,
                 environment=self.environment,
-                environment_kwargs={},
-                minutes=self.minutes or protocol().sandbox.minutes,
+                minutes=self.minutes,
             )
             if not outcome.fair:
                 raise RuntimeError(f"{outcome.stop}: {outcome.message}")
@@ -166,8 +170,8 @@ class Pool:
         return {"attempts": [row], "submissions": [], "verdicts": [], "skills": []}
 
 
-@contextlib.asynccontextmanager
-async def alone(runs: Path) -> AsyncIterator[None]:
+@contextlib.contextmanager
+def alone(runs: Path) -> Iterator[None]:
     """Hold the folder against a second run, which would take unfinished attempts for leftovers."""
     runs.mkdir(parents=True, exist_ok=True)
     with (runs / ".lock").open("w") as lock:

@@ -197,6 +197,14 @@ def test_a_fault_of_the_verifier_is_never_scored_and_costs_no_submission(tmp_pat
     assert set(records.load("attempts", tmp_path).submissions) == {1}
 
 
+def test_two_runs_never_work_on_one_folder(tmp_path, trials):
+    with pool.alone(tmp_path), pytest.raises(RuntimeError, match="another run is at work"):
+        run(tmp_path)
+    assert trials.ran == []
+    run(tmp_path)
+    assert len(trials.ran) == 4
+
+
 def test_cuda_without_a_gpu_is_refused_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("mkb_core.bench.verify.has_gpu", lambda: False)
     with pytest.raises(ValueError, match="no CUDA device here"):
