@@ -42,6 +42,8 @@ class VerdictRules(Record):
     draws: int
     warmup: int
     timed: int
+    timed_most: int
+    standard_error: float
     speedup_cap: float
     first_call_seconds: float
     call_seconds: float

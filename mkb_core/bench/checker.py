@@ -1,20 +1,22 @@
 """The trusted process: seeds, inputs, reference, anchor, clock, verdict. It never imports a submission."""
 
 import contextlib
-import gc
 import hashlib
 import socket
-import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from mkb_core.bench import wire
-from mkb_core.bench.accuracy import compare, promote
+from mkb_core.bench.accuracy import compare, diagnose, promote
 from mkb_core.bench.forkserver import send
-from mkb_core.bench.participant import Participant, Rejected, Supervisor, dtype_name
-from mkb_core.bench.problems import constants, get_problem, load_reference
+from mkb_core.bench.gpu import fault, ours, probe, read_loaded_state, read_state
+from mkb_core.bench.participant import Called, Participant, Rejected, Supervisor, dtype_name
+from mkb_core.bench.policy import Again, Suppressed
+from mkb_core.bench.problems import constants, edges, get_problem, load_reference
+from mkb_core.bench.race import Race, small_operation
 from mkb_core.bench.runner import eager_settings
+from mkb_core.bench.turn import Turn
 from mkb_core.config import VerdictRules, protocol
 
 
@@ -26,8 +28,7 @@ def preload(dsl: str, device: str) -> None:
 def main(channel: socket.socket, message: dict[str, Any], context: None) -> None:
     """Judge one submission and send the facts of the verdict to the supervisor."""
     eager_settings()
-    supervisor = Supervisor(channel)
-    checker = Checker(supervisor, message)
+    checker = Checker(Supervisor(channel), message)
     try:
         facts = {"status": "passed", "message": "valid", **checker.judge()}
     except Rejected as rejected:
@@ -43,33 +44,98 @@ class Checker:
 
         self.torch, self.supervisor = torch, supervisor
         self.device: str = job["device"]
+        self.timed = self.device == "cuda"
+        self.turn = Turn(self.device)
         self.problem = get_problem(job["problem"])
         self.module = load_reference(self.problem)
         self.constants = constants(self.module, job["workload"])
         self.seed: int = job["seed"]
         self.rules = VerdictRules.model_validate(job["rules"])
+        self.row = (0, 0.0)  # of the worst output so far: rows over, worst row's ratio
         self.facts: dict[str, Any] = {"draws": 0, "error_ratio": 0.0, "phases": {}}
-        if self.device == "cuda":
+        if self.timed:
             self.facts["gpu"] = torch.cuda.get_device_name()
 
     def judge(self) -> dict[str, Any]:
-        """Correctness draws, the policy run, then the timed calls; raises Rejected at the first fault."""
-        timed = self.device == "cuda"
+        """Correctness draws, the untimed runs, then the timed calls; raises Rejected at the first fault."""
+        self.turn.share()
+        self.healthy("before")
         with self.phase("reference"):
-            sample = self.draw("shape")
-            reference = self.reference(sample)
+            self.sample = self.draw("shape")
+            self.outputs = self.reference(self.sample)
         with self.phase("load"):
-            kernel = self.participant("kernel", sample, reference)
-            kernel.loaded()
+            parts = ("kernel", "fresh", "policy", *(["baseline"] if self.timed else []))
+            runners = {part: self.participant(part) for part in parts}
+            for part in parts:
+                runners[part].loaded()
+        kernel, again = runners["kernel"], Again(self, runners["fresh"])
+        policy = Suppressed(self, runners["policy"])
+        with self.phase("compile"):
+            first = self.first_calls(kernel, again, policy)
         with self.phase("draws"):
-            for i in range(self.rules.draws):
+            self.check(kernel, *first, f"draw 1 of {self.rules.draws}", "value")
+            for i in range(1, self.rules.draws):
                 self.checked_call(kernel, f"draw {i + 1} of {self.rules.draws}", "value")
-            if not timed:
-                self.supervisor.end("kernel")
+            for name in edges(self.module):
+                self.edge_call(kernel, name)
+            self.changed_elements(kernel)
         with self.phase("policy"):
-            self.bypass(sample, reference)
+            policy.run()
+            self.supervisor.end("policy")
+            again.run()
+            again.perturb(policy.pointers)
+            if self.timed:
+                again.profile(runners["baseline"])
+            self.supervisor.end("fresh")
+        if not self.timed:
+            self.supervisor.end("kernel")
+            return {}
+        with self.phase("waiting"):
+            self.turn.alone()
         with self.phase("timing"):
-            return self.race(kernel, sample, reference) if timed else {}
+            before = read_state(ours())
+            facts = Race(self, kernel, runners["baseline"]).run()
+            after = read_loaded_state(ours())
+        again.agrees(facts["kernel_ms"] / 1e3)
+        self.healthy("after")
+        dirty = fault(before, after)
+        if dirty:
+            raise Rejected("infra", f"the GPU is not fit to be measured on: {dirty}")
+        states = {"gpu_before": before, "gpu_after": after}
+        return facts | {key: state.model_dump() for key, state in states.items() if state}
+
+    def healthy(self, when: str) -> None:
+        """Raises Rejected `infra` where the device itself computes wrongly or not at all."""
+        illness = probe() if self.timed else ""
+        if illness:
+            raise Rejected("infra", f"the GPU is not well {when} the verdict: {illness}")
+
+    def changed_elements(self, kernel: Participant) -> None:
+        """The same inputs again, with one element of one of them changed each time: a fingerprint misses it."""
+        before, _ = self.draw("changed"), self.checked_call(kernel, "draw before a change", "value", "changed")
+        for i, value in enumerate(before):
+            if getattr(value, "is_floating_point", bool)() and value.element_size() > 1:
+                after = tuple(v.clone() if k == i else v for k, v in enumerate(before))
+                flat = after[i].view(-1)
+                at = int(self.torch.randint(flat.numel(), (1,)))
+                flat[at] = -flat.abs().max() if flat[at] >= 0 else flat.abs().max()
+                what = f"the same inputs with one element of {self.problem.inputs[i].name} changed"
+                self.check(kernel, after, kernel.call(after, what), what, "value")
+
+    def edge_call(self, kernel: Participant, name: str) -> None:
+        """One call on inputs that the problem declares legal and a random draw never shows."""
+        self.seed_of(f"edge {name}")
+        inputs = tuple(self.module.make_edge(name, self.constants, self.torch_device))
+        what = f"edge draw {name!r} ({self.module.EDGES[name]})"
+        self.check(kernel, inputs, kernel.call(inputs, what), what, "value")
+
+    def first_calls(self, kernel: Participant, again: Again, policy: Suppressed) -> tuple[tuple[Any, ...], Called]:
+        """The calls that compile, side by side; returns those of the timed runner."""
+        inputs = self.draw("kernel 0")
+        kernel.begin(inputs, f"draw 1 of {self.rules.draws}")
+        again.begin()
+        policy.begin()
+        return inputs, kernel.finish()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -80,21 +146,30 @@ class Checker:
         finally:
             self.facts["phases"][name] = round(time.monotonic() - started, 3)
 
-    def participant(self, part: str, sample: tuple[Any, ...], reference: tuple[Any, ...]) -> Participant:
+    def participant(self, part: str) -> Participant:
         """A fresh runner process."""
-        return Participant(self.supervisor, part, self.problem, self.torch_device, sample, reference, self.rules)
+        return Participant(
+            self.supervisor, part, self.problem, self.torch_device, self.sample, self.outputs, self.rules
+        )
 
     @property
     def torch_device(self) -> str:
         """Where tensors live."""
-        return "cuda" if self.device == "cuda" else "cpu"
+        return "cuda" if self.timed else "cpu"
+
+    def idle_seconds(self) -> float:
+        """Seconds of a small operation of the checker's own; long where another process keeps the device busy."""
+        return small_operation(self.torch) if self.timed else 0.0
 
     def draw(self, what: str) -> tuple[Any, ...]:
         """Fresh inputs; the seed is a function of the verdict's secret seed and the name of the call."""
+        self.seed_of(what)
+        return tuple(self.module.make_inputs(self.constants, self.torch_device))
+
+    def seed_of(self, what: str) -> None:
+        """Set the generator's seed for one draw."""
         digest = hashlib.sha256(f"{self.seed}:{what}".encode()).digest()
         self.torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        inputs = self.module.make_inputs(self.constants, self.torch_device)
-        return tuple(inputs)
 
     def reference(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The reference's outputs as a tuple, whatever its container; inputs are cloned where it may write."""
@@ -103,20 +178,28 @@ class Checker:
             result = self.module.reference(*given)
         return (result,) if isinstance(result, self.torch.Tensor) else tuple(result)
 
-    def checked_call(self, kernel: Participant, what: str, status: str) -> float:
-        """One call whose outputs must be right; returns its seconds."""
-        inputs = self.draw(f"{kernel.part} {kernel.number}")
-        seconds, report = kernel.call(inputs, what)
-        if report.launches == 0:
+    def checked_call(
+        self, kernel: Participant, what: str, status: str, draw: str = ""
+    ) -> tuple[Called, tuple[Any, ...]]:
+        """One call whose outputs must be right."""
+        inputs = self.draw(draw or f"{kernel.part} {kernel.number}")
+        called = kernel.call(inputs, what)
+        self.check(kernel, inputs, called, what, status)
+        return called, inputs
+
+    def check(self, kernel: Participant, inputs: tuple[Any, ...], called: Called, what: str, status: str) -> None:
+        """Raises Rejected unless the call launched a kernel of the DSL, kept its inputs and is right."""
+        if called.report.launches == 0:
             raise Rejected("bypass", f"{what}: no kernel of the DSL was launched; every call must run one")
-        self.specification(report, kernel.outputs, what)
-        kernel.unchanged(inputs, self.problem, what)
-        fault, ratio = self.fault(kernel, inputs)
+        self.specification(called.report, kernel.outputs, what)
+        kernel.unchanged(what)
+        wrong, ratio = self.fault(inputs, called.outputs)
+        if not wrong:
+            self.facts["rows_over"], self.facts["row_ratio"] = self.row
         self.facts["draws"] += 1
         self.facts["error_ratio"] = max(self.facts["error_ratio"], min(ratio, 1e30))
-        if fault:
-            raise Rejected(status, f"{what}: {fault}")
-        return seconds
+        if wrong:
+            raise Rejected(status, f"{what}: {wrong}")
 
     def specification(self, report: wire.Report, outputs: tuple[Any, ...], what: str) -> None:
         """Container, number, shape, dtype and device, as the runner describes them."""
@@ -136,110 +219,31 @@ class Checker:
             if not output.landed:
                 raise Rejected("spec", f"{what}: {spec.name} is not a dense tensor on the device of the inputs")
 
-    def fault(self, kernel: Participant, inputs: tuple[Any, ...]) -> tuple[str, float]:
-        """What is wrong with the landed outputs (empty: nothing), and the worst error over its allowance."""
+    def fault(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[str, float]:
+        """What is wrong with the outputs (empty: nothing), and the worst error over its allowance.
+
+        Rows that are wrong for their own scale, though a larger row hides them, are noted beside it.
+        """
         reference, anchor = self.reference(inputs), self.reference(promote(inputs))
         worst = 0.0
         for i, spec in enumerate(self.problem.outputs):
-            result = compare(kernel.landed(i), reference[i], anchor[i], protocol().accuracy.factor)
+            result = compare(outputs[i], reference[i], anchor[i], protocol().accuracy.factor)
             worst = max(worst, result.ratio)
             if not result.ok:
-                return f"{spec.name}: {result.message}", worst
+                names = [t.name for t in self.problem.inputs]
+                cause = diagnose(outputs[i], reference[i], dict(zip(names, inputs, strict=False)))
+                return f"{spec.name}: {result.message}" + f" ({cause})" * bool(cause), worst
+            self.row = max(self.row, (result.rows_over, result.row_ratio))
         return "", worst
 
-    def bypass(self, sample: tuple[Any, ...], reference: tuple[Any, ...]) -> None:
-        """The policy run: with the DSL's launches suppressed, or each replaced by a plain copy between two of
-        its buffers, no output may be valid."""
-        policy = self.participant("policy", sample, reference)
-        try:
-            policy.loaded()
-            reports = [self.suppressed_call(policy, f"call {i + 1}", 0) for i in range(self.rules.policy_calls)]
-        except Rejected as rejected:
-            if rejected.status == "bypass":
-                raise
-            raise Rejected(
-                "bypass",
-                f"solve does not return where the DSL's launches are suppressed ({rejected}); "
-                "it must not test what its kernels did",
-            ) from None
-        self.facts["launches"] = max(report.launches for report in reports)
-        if self.facts["launches"] == 0:
-            raise Rejected("bypass", "no kernel of the DSL was launched where launches are suppressed")
-        for pair in pairs(max(report.pointers for report in reports)):
-            try:
-                self.suppressed_call(policy, f"copy {pair}", pair)
-            except Rejected as rejected:
-                if rejected.status == "bypass":
-                    raise
-        self.supervisor.end("policy")
-
-    def suppressed_call(self, policy: Participant, what: str, pair: int) -> wire.Report:
-        """One call of the policy run; a valid result is a bypass."""
-        inputs = self.draw(f"policy {policy.number}")
-        _, report = policy.call(inputs, what, pair)
-        try:
-            self.specification(report, policy.outputs, what)
-        except Rejected:
-            return report
-        fault, _ = self.fault(policy, inputs)
-        if not fault:
-            how = (
-                "with every launch of the DSL suppressed"
-                if pair == 0
-                else "with every launch of the DSL replaced by a copy of one of its buffers to another"
-            )
-            count = f"{report.launches} launches" if report.launches else "no launch at all"
-            message = f"the outputs are still valid {how} ({count}): the DSL must do the computation"
-            raise Rejected("bypass", message)
-        return report
-
-    def race(self, kernel: Participant, sample: tuple[Any, ...], reference: tuple[Any, ...]) -> dict[str, Any]:
-        """Timed calls of kernel and baseline in alternating blocks; every output of the kernel is checked."""
-        baseline = self.participant("baseline", sample, reference)
-        baseline.loaded()
-        times: dict[str, list[float]] = {"kernel": [], "baseline": []}
-        with quiet():
-            for block in blocks(self.rules.warmup, self.rules.timed):
-                for i in block:
-                    n = i - self.rules.warmup + 1
-                    what = f"timed call {n} of {self.rules.timed}" if n > 0 else f"warm-up call {i + 1}"
-                    times["kernel"].append(self.checked_call(kernel, what, "unstable"))
-                for i in block:
-                    inputs = self.draw(f"baseline {i}")
-                    times["baseline"].append(baseline.call(inputs, f"baseline call {i}")[0])
-        for part in ("kernel", "baseline"):
-            self.supervisor.end(part)
-        ours, eager = (times[part][self.rules.warmup :] for part in ("kernel", "baseline"))
-        tenths = statistics.quantiles(ours, n=10)
-        median, eager_median = statistics.median(ours), statistics.median(eager)
-        return {
-            "kernel_ms": median * 1e3,
-            "kernel_p10_ms": tenths[0] * 1e3,
-            "kernel_p90_ms": tenths[-1] * 1e3,
-            "baseline_ms": eager_median * 1e3,
-            "speedup": min(eager_median / median, self.rules.speedup_cap),
-        }
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No garbage collection of the checker inside timed calls."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def blocks(warmup: int, timed: int, size: int = 10) -> Iterator[range]:
-    """Call numbers in blocks: the warm-up first, then blocks of timed calls."""
-    yield range(warmup)
-    for start in range(warmup, warmup + timed, size):
-        yield range(start, min(start + size, warmup + timed))
-
-
-def pairs(pointers: int, most: int = 4) -> list[int]:
-    """Codes of the ordered pairs of a launch's first tensors: 1 + 16 * source + destination."""
-    count = min(pointers, most)
-    return [1 + 16 * i + j for i in range(count) for j in range(count) if i != j]
+    def rescaled(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Each floating output as the line a * output + b closest to the anchor; None where one is not finite."""
+        lines = []
+        for output, exact in zip(outputs, self.reference(promote(inputs)), strict=True):
+            x, y = output.double().flatten(), exact.double().flatten()
+            if not output.dtype.is_floating_point or not bool(x.isfinite().all() & y.isfinite().all()):
+                return None
+            dx, dy = x - x.mean(), y - y.mean()
+            slope = (dx * dy).sum() / (dx * dx).sum()
+            lines.append((y.mean() + slope * dx).to(output.dtype).reshape(output.shape))
+        return tuple(lines)

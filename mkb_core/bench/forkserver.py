@@ -84,11 +84,12 @@ class Server:
         if pid == 0:
             self.run_child(message, fds)
         self.children[pid] = message["number"]
+        send(self.control, {"started": message["number"], "pid": pid})
         for fd in fds:
             os.close(fd)
 
     def run_child(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Become the child; never returns. Descriptors: the channel, then stdout/stderr."""
+        """Become the child; never returns. Descriptors: the channel, stdout/stderr, the report on the box."""
         code = 70
         try:
             os.setsid()
@@ -100,6 +101,7 @@ class Server:
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
             module = importlib.import_module(f"mkb_core.bench.{self.role}")
+            message["report"] = fds[2]
             module.main(socket.socket(fileno=fds[0]), message, self.context)
             code = 0
         except SystemExit as exc:

@@ -1,11 +1,15 @@
-"""The DSL's kernel launches of one process: counted, suppressed, or replaced by a copy."""
+"""The DSL's kernel launches of one process: counted, named, suppressed, perturbed, or replaced by a copy."""
 
 import ctypes
 import importlib
 import importlib.util
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from mkb_core.bench import guard_tirx
+from mkb_core.bench.guard import Finding, Guard, install
 
 if TYPE_CHECKING:
     from mkb_core.emulator import Device
@@ -25,7 +29,10 @@ KEPT_VARIABLES = (
 
 
 class Launches(Protocol):
-    """What a runner knows of the launches of its current call; `count` and `pointers` are of that call alone."""
+    """What a runner knows of the launches of its current call.
+
+    `count`, `pointers` and `names` are of that call alone, `violations` of the whole process.
+    """
 
     @property
     def count(self) -> int: ...  # noqa: D102
@@ -33,6 +40,9 @@ class Launches(Protocol):
     def pointers(self) -> int: ...  # noqa: D102
     def begin(self, pair: int, nbytes: int) -> None: ...  # noqa: D102
     def suppress(self) -> None: ...  # noqa: D102
+    def perturb(self, index: int | None) -> None: ...  # noqa: D102
+    def names(self) -> dict[str, int]: ...  # noqa: D102
+    def violations(self, thorough: bool) -> list[Finding]: ...  # noqa: D102
     def error(self) -> str: ...  # noqa: D102
 
 
@@ -44,11 +54,16 @@ def split(pair: int) -> tuple[int, int]:
 class CudaLaunches:
     """On a GPU: the library of launches.c, preloaded into this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
         library = ctypes.CDLL(None)
-        self._begin, self._suppress = library.mkb_begin, library.mkb_suppress
+        self.guard = guard
+        self._begin, self._suppress, self._perturb = library.mkb_begin, library.mkb_suppress, library.mkb_perturb
         self._begin.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
         self._count, self._pointers = library.mkb_launches, library.mkb_pointers
+        self._name, self._violation = library.mkb_name, library.mkb_violation
+        self._count.restype = self._pointers.restype = ctypes.c_uint64
+        self._name.restype = self._violation.restype = ctypes.c_char_p
+        self._name.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
 
     @property
     def count(self) -> int:
@@ -57,7 +72,7 @@ class CudaLaunches:
 
     @property
     def pointers(self) -> int:
-        """Most device pointers that one suppressed launch was given since `begin`."""
+        """Most device pointers that one suppressed or perturbed launch was given since `begin`."""
         return int(self._pointers())
 
     def begin(self, pair: int, nbytes: int) -> None:
@@ -68,6 +83,30 @@ class CudaLaunches:
         """Drop every launch from now on."""
         self._suppress()
 
+    def perturb(self, index: int | None) -> None:
+        """After each launch, overwrite the middle of the buffer that is its `index`-th pointer; None: no more."""
+        self._perturb(-1 if index is None else index)
+
+    def names(self) -> dict[str, int]:
+        """Kernels launched since `begin` and how often, by the driver's names, cut at 255 bytes."""
+        found, count, number = {}, ctypes.c_uint64(), 0
+        while (name := self._name(number, ctypes.byref(count))) is not None:
+            found[name.decode(errors="replace")] = count.value
+            number += 1
+        return found
+
+    def violations(self, thorough: bool) -> list[Finding]:
+        """Rule and text of all that this process must not do and did, below Python and, if thorough, in the DSL.
+
+        To compare the DSL's registries with their first state takes 12 ms for TIRx.
+        """
+        found, number = [], 0
+        while (line := self._violation(number)) is not None:
+            rule, _, text = line.decode(errors="replace").partition("\t")
+            found.append((rule, text))
+            number += 1
+        return found + (self.guard.findings if self.guard and thorough else [])
+
     def error(self) -> str:
         """Faults of a GPU come as exceptions of torch or the DSL."""
         return ""
@@ -76,8 +115,8 @@ class CudaLaunches:
 class EmulatedLaunches:
     """On the emulated device."""
 
-    def __init__(self, device: "Device") -> None:
-        self.device = device
+    def __init__(self, device: "Device", guard: Guard | None = None) -> None:
+        self.device, self.guard = device, guard
 
     @property
     def count(self) -> int:
@@ -94,10 +133,23 @@ class EmulatedLaunches:
         self.device.reset()
         source, destination = split(pair)
         self.device.copy = (source, destination, nbytes) if pair else None
+        self.device.perturb_bytes = nbytes
 
     def suppress(self) -> None:
         """Drop every launch from now on."""
         self.device.suppress = True
+
+    def perturb(self, index: int | None) -> None:
+        """After each launch, overwrite the middle of the buffer that is its `index`-th pointer; None: no more."""
+        self.device.perturb = index
+
+    def names(self) -> dict[str, int]:
+        """Kernels launched since `begin` and how often."""
+        return dict(Counter(launch.kernel for launch in self.device.launches))
+
+    def violations(self, thorough: bool) -> list[Finding]:
+        """Rule and text of what the DSL was made to do beside its language."""
+        return self.guard.findings if self.guard and thorough else []
 
     def error(self) -> str:
         """The emulator's own account of a failed launch, or an empty string."""
@@ -109,11 +161,14 @@ def watch(dsl: str, device: str) -> Launches:
     if device == "emulated":
         from mkb_core import emulator
 
-        return EmulatedLaunches(emulator.install(dsl))
+        emulated = emulator.install(dsl)
+        return EmulatedLaunches(emulated, install(dsl))
     import torch  # noqa: F401
 
     importlib.import_module(IMPORTS[dsl])
-    return CudaLaunches()
+    if dsl == "tirx":
+        guard_tirx.rehearse()
+    return CudaLaunches(install(dsl))
 
 
 def environment(role: str, dsl: str, device: str) -> dict[str, str]:

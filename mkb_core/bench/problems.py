@@ -1,6 +1,7 @@
 """The problem set: one self-contained folder a problem."""
 
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -86,11 +87,12 @@ def get_problem(problem_id: str) -> Problem:
 
 
 def load_module(path: Path, name: str) -> ModuleType:
-    """Import a Python file from disk under a private name, past sys.path and sys.modules."""
+    """Import a Python file from disk under a name of ours, past sys.path."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot import {path}")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 
@@ -103,3 +105,23 @@ def load_reference(problem: Problem) -> ModuleType:
 def constants(reference: ModuleType, workload: Workload) -> dict[str, Any]:
     """The constants of one workload, as the reference file states them."""
     return dict(reference.FULL if workload == "full" else reference.SMALL)
+
+
+def edges(reference: ModuleType) -> tuple[str, ...]:
+    """Names of the edge draws that a reference file declares in EDGES, in order; none where it has no EDGES.
+
+    `reference.make_edge(name, constants, device)` gives the inputs of one, shapes and dtypes as in make_inputs.
+    Raises ValueError where EDGES lacks a reason, or EDGES and make_edge are not both there.
+    """
+    declared = getattr(reference, "EDGES", {})
+    where = f"{reference.__name__}: EDGES"
+    if not isinstance(declared, dict):
+        raise ValueError(f"{where} is a {type(declared).__name__}, expected a dict of names and reasons")
+    for name, reason in declared.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise ValueError(f"{where} has the name {name!r}, expected an identifier")
+        if not (isinstance(reason, str) and reason.strip() and "\n" not in reason):
+            raise ValueError(f"{where}[{name!r}] must say in one line why the draw is legal")
+    if bool(declared) != callable(getattr(reference, "make_edge", None)):
+        raise ValueError(f"{where} and make_edge(name, workload, device) must both be there, or neither")
+    return tuple(declared)

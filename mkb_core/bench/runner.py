@@ -9,14 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mkb_core.bench import wire
+from mkb_core.bench import box, wire
 from mkb_core.bench.arena import Arena, arena_class, typed
 from mkb_core.bench.forkserver import receive
+from mkb_core.bench.landing import Landing
 from mkb_core.bench.launches import Launches, watch
 from mkb_core.bench.problems import load_module
 
 Tensors = list[Any]
 GPU_PAGE = 1 << 21  # bytes
+MEMORY_SHARE = 0.4  # of the device's memory that one runner may allocate: the checker needs the rest
 
 
 def preload(dsl: str, device: str) -> Launches:
@@ -36,19 +38,26 @@ def eager_settings() -> None:
 
 def main(channel: socket.socket, message: dict[str, Any], launches: Launches) -> None:
     """Serve calls until the checker closes the channel or kills this process."""
-    private_directories(Path(message["directory"]))
+    home = Path(message["directory"])
+    source = (home / "source").read_bytes()
+    home = box.enter(home, message["number"], socket.socket(fileno=message["report"]))
+    private_directories(home)
+    kernel = home / "kernel.py"
+    kernel.write_bytes(source)
     setup, fds = receive(channel)
     if setup is None:
         return
-    if setup["part"] == "baseline":
+    if setup["function"] == "reference":
         eager_settings()
-    if setup["part"] == "policy":
+    if setup["suppressed"]:
         launches.suppress()
     runner = Runner(setup, fds, launches)
     channel.send(b"ready")  # whatever fails from here on is the submission's doing
     try:
-        name = "reference" if setup["part"] == "baseline" else "solve"
-        function = getattr(load_module(Path(message["source"]), "kernel"), name)
+        name = setup["function"]
+        for told in (message, setup):  # a submission could find them, and with them what this process is for
+            told.clear()
+        function = getattr(load_module(kernel, "kernel"), name)
     except BaseException:
         runner.report(wire.LOAD_FAILED, explain())
         channel.send(b"0")
@@ -93,11 +102,11 @@ class Runner:
         self.cuda = setup["device"] == "cuda"
         # the C functions themselves, taken before the submission is loaded: it may replace torch's Python ones
         self.sync: Callable[[], None] = torch._C._cuda_synchronize if self.cuda else lambda: None
-        self.copy_into, self.plain = torch._C.TensorBase.copy_, torch._C.DisableTorchFunction
+        self.plain, self.fresh = torch._C.DisableTorchFunction, torch._C.TensorBase.detach
         self.modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-        self.depth = self.mode_depth()
         if self.cuda:
             torch.zeros(1, device="cuda")  # makes the context that mapping the arenas needs
+            torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
         self.page = wire.Page(fds[0])
         self.paper = wire.Page(fds[1], wire.REPORT_BYTES)
         self.specs = setup["outputs"]
@@ -114,9 +123,14 @@ class Runner:
 
         self.inputs = [tensors(setup["inputs"]) for _ in range(setup["sets"])]
         self.scalars: dict[str, Any] = setup["scalars"]
-        self.landing = tensors(self.specs)
+        buffers = tensors(self.specs)
+        self.landing = Landing(buffers)
         for fd in fds:
             os.close(fd)
+        self.blank = [torch.zeros_like(t) for t in buffers]
+        self.container = setup["container"]
+        self.container_type = {"tuple": tuple, "list": list}.get(self.container, tuple)
+        self.text, self.thorough = "", True
         self.pages = [arena.bytes()[::GPU_PAGE] for arena in self.arenas] if self.cuda else []
 
     def serve(self, function: Callable[..., Any]) -> None:
@@ -126,24 +140,32 @@ class Runner:
         while True:
             number += 1
             while words[wire.ARM] != number:
-                time.sleep(0.0002)
+                if not self.cuda:
+                    time.sleep(0.0002)
+            task = words[wire.TASK]
+            call = self.nothing if task == wire.NOTHING else function
             arguments = self.arguments(words[wire.ARENA])
-            self.launches.begin(words[wire.PAIR], self.specs[0]["nbytes"])
+            self.thorough = number <= 2 or number % 16 == 0 or task != wire.CALL
+            self.prepare(task)
+            depth = (
+                self.mode_depth()[0],
+                0,
+            )  # a default device set at import is a function mode; no dispatch mode is
             self.arm()
             words[wire.ARMED] = number
             while words[wire.GO] != number:
                 if not self.cuda:
                     time.sleep(0.0002)
             try:
-                result = function(*arguments)
+                result = self.profiled(call, arguments) if task == wire.PROFILE else call(*arguments)
                 self.sync()
                 if self.launches.error():
                     raise RuntimeError(self.launches.error())
-                if self.mode_depth() != self.depth:
+                if self.mode_depth() != depth:
                     raise RuntimeError("solve left a torch function or dispatch mode entered")
             except BaseException:
                 status = wire.DEVICE_FAILED if self.launches.error() else wire.CALL_FAILED
-                self.report(status, self.launches.error() or explain())
+                self.report(*self.violation() or (status, self.launches.error() or explain()))
                 words[wire.DONE] = words[wire.LANDED] = number
                 continue
             launched = self.launches.count
@@ -154,6 +176,32 @@ class Runner:
             except BaseException:
                 self.report(wire.OK, f"a value that cannot be copied ({explain()})", count=launched)
             words[wire.LANDED] = number
+
+    def prepare(self, task: int) -> None:
+        """Tell the watch over launches what this call is for."""
+        copy = task - wire.PAIR + 1 if wire.PAIR <= task < wire.PERTURB else 0
+        self.launches.begin(copy, self.specs[0]["nbytes"])
+        self.launches.perturb(task - wire.PERTURB if task >= wire.PERTURB else None)
+        self.text = ""
+
+    def nothing(self, *arguments: Any) -> Any:
+        """What a call that does nothing returns: buffers of the right form that are already there."""
+        return self.blank[0] if self.container == "tensor" else self.container_type(self.blank)
+
+    def profiled(self, call: Callable[..., Any], arguments: Tensors) -> Any:
+        """One call under the profiler; what it saw goes with the report."""
+        from mkb_core.bench.devicekernels import profile
+        from mkb_core.bench.policy import write_profile
+
+        kept: list[Any] = []
+        seen = profile(lambda: kept.append(call(*arguments)))
+        self.text = write_profile(seen, self.launches.names())
+        return kept[0]
+
+    def violation(self) -> tuple[int, str] | None:
+        """Status and text where this process did what no rule allows."""
+        found = self.launches.violations(self.thorough)
+        return (wire.RULE_BROKEN, f"rule `{found[0][0]}`: {found[0][1]}") if found else None
 
     def mode_depth(self) -> tuple[int, ...]:
         """How many torch modes are entered; one left behind could do the work while the outputs are copied."""
@@ -173,37 +221,16 @@ class Runner:
         """Fresh tensor objects over the memory of one set, in the order of the reference's parameters."""
         tensors = iter(self.inputs[arena])
         count = len(self.inputs[arena]) + len(self.scalars)
-        return [self.scalars[str(i)] if str(i) in self.scalars else next(tensors).detach() for i in range(count)]
+        return [
+            self.scalars[str(i)] if str(i) in self.scalars else self.fresh(next(tensors)) for i in range(count)
+        ]
 
     def land(self, result: Any, arguments: Tensors, launched: int) -> None:
         """Copy what came back into the landing buffers and describe it."""
-        kind = {self.torch.Tensor: "tensor", tuple: "tuple", list: "list"}.get(type(result), "other")
-        values = [result] if kind == "tensor" else list(result)[: wire.MAX_OUTPUTS] if kind != "other" else []
-        outputs = []
-        for i, value in enumerate(values):
-            if type(value) is not self.torch.Tensor:
-                outputs.append(wire.Output("?", (), -1, False))
-                continue
-            landed = i < len(self.landing) and self.copy(value, self.landing[i])
-            outputs.append(
-                wire.Output(
-                    str(value.dtype).removeprefix("torch."),
-                    tuple(value.shape),
-                    next((k for k, a in enumerate(arguments) if _same_memory(a, value)), -1),
-                    landed,
-                )
-            )
+        kind, outputs, text = self.landing.land(result, arguments)
         self.sync()
-        text = "" if kind != "other" else str(type.__dict__["__name__"].__get__(type(result)))
-        self.report(wire.OK, text, kind, tuple(outputs), launched)
-
-    def copy(self, value: Any, landing: Any) -> bool:
-        """Land one tensor if it is of the declared shape, dtype and device."""
-        fits = (value.shape, value.dtype, value.device) == (landing.shape, landing.dtype, landing.device)
-        fits = fits and value.layout == self.torch.strided and not value.is_nested and _backed(value)
-        if fits:
-            self.copy_into(landing, value.detach())
-        return bool(fits)
+        status, text = self.violation() or (wire.OK, text or self.text)
+        self.report(status, text, kind, outputs, launched)
 
     def report(
         self,
@@ -219,13 +246,3 @@ class Runner:
         data = wire.pack(report)
         self.paper.map[: len(data)] = data
         self.page.words[wire.STATUS] = status
-
-
-def _same_memory(argument: Any, value: Any) -> bool:
-    return hasattr(argument, "data_ptr") and value.numel() > 0 and argument.data_ptr() == value.data_ptr()
-
-
-def _backed(value: Any) -> bool:
-    """Whether the storage really holds every element that the tensor claims."""
-    last = value.storage_offset() + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    return bool(value.numel() == 0 or (last + 1) * value.element_size() <= value.untyped_storage().nbytes())

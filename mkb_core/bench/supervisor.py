@@ -13,11 +13,14 @@ from typing import Any
 from mkb_core.bench import launches
 from mkb_core.bench.forkserver import receive, send
 from mkb_core.bench.problems import get_problem
+from mkb_core.bench.watch import Watch, anonymous_bytes, helper_seconds, innermost
 from mkb_core.config import ROOT
 from mkb_core.scratch import scratch
 
 OUTPUT_LIMIT = 16 << 20
 SHOWN_OUTPUT = 4096
+MEMORY_LIMIT = 24 << 30  # bytes of a runner's own memory
+WATCH_SECONDS = 0.1
 START_SECONDS = 180
 
 
@@ -78,7 +81,11 @@ class Child:
         self.total = 0
         self.code: int | None = None
         self.cause: str | None = None
-        send(server.control, {"number": number, **message}, (channel, writer))
+        self.pid: int | None = None
+        report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.watch = Watch(report)
+        send(server.control, {"number": number, **message}, (channel, writer, theirs.fileno()))
+        theirs.close()
         os.close(writer)
 
     def drain(self) -> None:
@@ -96,6 +103,14 @@ class Child:
             if self.total > OUTPUT_LIMIT and self.cause is None:
                 self.cause = f"wrote more than {OUTPUT_LIMIT >> 20} MiB to stdout or stderr"
                 self.kill()
+
+    def weigh(self) -> None:
+        """Kill it where it holds more memory than it may."""
+        if self.pid is None or self.cause is not None or self.code is not None:
+            return
+        if anonymous_bytes(innermost(self.pid)) > MEMORY_LIMIT:
+            self.cause = f"used more than {MEMORY_LIMIT >> 30} GiB of memory"
+            self.kill()
 
     def kill(self) -> None:
         """SIGKILL it and everything below it."""
@@ -157,6 +172,7 @@ class OneVerdict:
         self.limit = float(job["rules"]["verdict_seconds"])
         self.deadline = time.monotonic() + self.limit
         self.runners: dict[str, Child] = {}
+        self.next_look = 0.0
         self.checker = Child(checker_server, self.next_number(), job, theirs.fileno())
         theirs.close()
 
@@ -179,11 +195,25 @@ class OneVerdict:
                 tail = self.checker.tail[-1500:].decode(errors="replace")
                 raise VerifierBroken(f"the checker ended without a verdict: {tail.strip()}")
             if "verdict" in message:
-                return {**message["verdict"], "output": self.shown()}
+                return {**self.amended(message["verdict"]), "output": self.shown()}
             if "start" in message:
                 self.start(message["start"], fds[0])
+            elif "threads" in message:
+                pid = self.runners[message["threads"]].pid
+                send(self.channel, {"seconds": helper_seconds(innermost(pid)) if pid else 0.0})
             else:
-                send(self.channel, self.end(message["end"]))
+                send(self.channel, self.end(message["end"], float(message["patience"])))
+
+    def amended(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The checker's facts with what only the supervisor saw: walls that do not stand, and refused calls."""
+        watches = [child.watch for child in self.runners.values()]
+        missing = sorted({wall for watch in watches for wall in watch.unenforced or ()})
+        facts = {**facts, "unenforced": missing}
+        broken = next(filter(None, (watch.broken_rule() for watch in watches)), "")
+        if self.job.get("strict") and missing:
+            text = f"--strict: this host does not enforce {', '.join(missing)}"
+            return {**facts, "status": "infra", "message": text}
+        return {**facts, "status": "rule", "message": broken} if broken else facts
 
     def poll(self, until: float) -> None:
         """Wait for anything to happen; keep output drained and ends noted."""
@@ -193,16 +223,24 @@ class OneVerdict:
             self.channel,
             *controls,
             *(c.pipe for c in children if c.code is None),
+            *(source for c in children for source in c.watch.sources()),
         ]
-        ready, _, _ = select.select(sources, [], [], max(0.0, min(until - time.monotonic(), 5)))
+        ready, _, _ = select.select(sources, [], [], max(0.0, min(until - time.monotonic(), WATCH_SECONDS)))
         for child in children:
             if child.pipe in ready:
                 child.drain()
+            child.watch.handle(ready)
+        if time.monotonic() > self.next_look:
+            self.next_look = time.monotonic() + WATCH_SECONDS
+            for child in self.runners.values():
+                child.weigh()
         for control in controls.intersection(ready):
             message, _ = receive(control)
             if message is None:
                 raise VerifierBroken("a fork server died")
             for child in children:
+                if child.number == message.get("started"):
+                    child.pid = message["pid"]
                 if child.number == message.get("ended"):
                     child.drain()
                     child.code = message["code"]
@@ -210,29 +248,28 @@ class OneVerdict:
     def start(self, part: str, channel: int) -> None:
         """Fork the runner of one part, with a directory of its own."""
         home = Path(tempfile.mkdtemp(dir=self.directory))  # a name that tells no part from another
-        source = home / "kernel.py"
-        if part == "baseline":
-            source = get_problem(self.job["problem"]).reference_path
-        else:
-            source.write_bytes(self.source)
-        message = {"part": part, "directory": str(home), "source": str(source)}
+        reference = get_problem(self.job["problem"]).reference_path
+        (home / "source").write_bytes(reference.read_bytes() if part == "baseline" else self.source)
+        message = {"directory": str(home)}
         self.runners[part] = Child(self.runner_server, self.next_number(), message, channel)
         os.close(channel)
 
-    def end(self, part: str) -> dict[str, Any]:
-        """Kill the runner of one part and wait until it is gone."""
+    def end(self, part: str, patience: float = 0.0) -> dict[str, Any]:
+        """Kill the runner of one part, after a while in which it may end itself, and wait until it is gone."""
         child = self.runners[part]
-        if child.code is None:
-            time.sleep(0.02)  # a process that is just dying tells more by its own exit code than by our SIGKILL
-            self.poll(time.monotonic())
+        self.await_end(child, patience)
         if child.code is None:
             child.kill()
-        until = time.monotonic() + 20
-        while child.code is None and time.monotonic() < until:
-            self.poll(until)
+        self.await_end(child, 20)
         if child.code is None:  # the server does not answer: the next verdict gets a new one
             self.runner_server.process.kill()
         return {"code": child.code, "cause": child.cause, "printed": child.tail.decode(errors="replace")}
+
+    def await_end(self, child: Child, seconds: float) -> None:
+        """Go on watching until a child has ended, or for so long."""
+        until = time.monotonic() + seconds
+        while child.code is None and time.monotonic() < until:
+            self.poll(until)
 
     def end_all(self) -> None:
         """Kill what is still alive; the servers stay."""
@@ -245,6 +282,7 @@ class OneVerdict:
             self.channel.close()
             for child in (self.checker, *self.runners.values()):
                 os.close(child.pipe)
+                child.watch.close()
 
     def shown(self) -> str:
         """What the submission printed, for display."""

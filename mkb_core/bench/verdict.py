@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from mkb_core.bench.gpu import Device, GpuState
 from mkb_core.config import Record
 
-Device = Literal["cuda", "emulated"]
 Status = Literal["passed", "rule", "build", "runtime", "spec", "value", "unstable", "bypass", "timeout", "infra"]
 
 
@@ -26,16 +26,29 @@ class Verdict(Record):
     source_sha256: str
     draws: int = 0  # calls whose outputs were compared with the anchor
     error_ratio: float | None = None  # worst error over its allowance
+    rows_over: int | None = None  # rows of a valid output that are wrong for their own scale
+    row_ratio: float | None = None  # worst row's error over what the rule would allow to the row alone
     launches: int | None = None  # DSL launches that the policy run suppressed
     kernel_ms: float | None = None
     kernel_p10_ms: float | None = None
     kernel_p90_ms: float | None = None
     baseline_ms: float | None = None
+    nothing_ms: float | None = None  # a call that does nothing, on the same clock; part of the times above
+    hidden_ms: float | None = (
+        None  # of the closed window around a call, what neither the call nor doing nothing explains
+    )
     speedup: float | None = None
+    blocks: list[float] = Field(default_factory=list)  # speedup of each block of timed calls
+    timed: int | None = None  # timed calls
+    dsl_share: float | None = None  # of the device time of one call, what the DSL's kernels took
+    other_kernels: list[str] = Field(default_factory=list)  # the rest by name, longest first
+    unenforced: list[str] = Field(default_factory=list)  # walls of the runner's box that this host has not
     seconds: float | None = None  # wall time of the verdict
     seed: int | None = None  # the draws are a function of problem, workload and this; no submission ever sees it
     phases: dict[str, float] = Field(default_factory=dict)  # seconds of each part of the verdict
     gpu: str | None = None
+    gpu_before: GpuState | None = None
+    gpu_after: GpuState | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     output: str = ""  # what the submission printed: for display only, cut to 4 KiB
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from mkb_core.bench import rules
 from mkb_core.bench.dsl import get_dsl
-from mkb_core.bench.gpu import default_device, has_gpu
+from mkb_core.bench.gpu import Device, default_device, has_gpu
 from mkb_core.bench.problems import Workload, get_problem
 from mkb_core.bench.supervisor import Supervision, VerifierBroken
-from mkb_core.bench.verdict import Device, Verdict
+from mkb_core.bench.verdict import Verdict
 from mkb_core.config import VerdictRules, protocol, unknown
 
 MAX_SOURCE_BYTES = 1 << 18
@@ -30,8 +30,15 @@ class Verifier:
     Use it as a context manager; `verify` below is the one-shot form.
     """
 
-    def __init__(self, device: Device | Literal["auto"] = "auto", limits: VerdictRules | None = None) -> None:
-        self.device = resolve(device)
+    def __init__(
+        self,
+        device: Device | Literal["auto"] = "auto",
+        limits: VerdictRules | None = None,
+        *,
+        strict: bool = False,
+    ) -> None:
+        """`strict` refuses verdicts on a host that does not enforce every wall around a submission."""
+        self.device, self.strict = resolve(device), strict
         self.limits = limits or protocol().verdict
         self.supervision = Supervision(self.device)
 
@@ -66,7 +73,7 @@ class Verifier:
             raise ValueError("the emulated device judges the small workload only; the full one needs a GPU")
         started = time.monotonic()
         seed = secrets.randbits(62) if seed is None else seed
-        facts = self.facts(dsl, data, problem, workload, seed)
+        facts = static_fault(dsl, data) or self.facts_without_rules(problem, dsl, data, workload, seed)
         return Verdict(
             problem=problem,
             dsl=dsl,
@@ -79,12 +86,12 @@ class Verifier:
             **facts,
         )
 
-    def facts(self, dsl: str, data: bytes, problem: str, workload: str, seed: int) -> dict[str, Any]:
-        """Status, message and measurements: the static rules first, then the processes."""
-        fault = static_fault(dsl, data)
-        if fault:
-            return fault
+    def facts_without_rules(
+        self, problem: str, dsl: str, data: bytes, workload: str = "small", seed: int = 1
+    ) -> dict[str, Any]:
+        """Status, message and measurements from the processes alone: they must hold where no static rule helps."""
         job = {
+            "strict": self.strict,
             "problem": problem,
             "dsl": dsl,
             "device": self.device,
@@ -137,10 +144,16 @@ def static_fault(dsl: str, data: bytes) -> dict[str, Any] | None:
 
 
 def verify(
-    problem: str, dsl: str, source: str | bytes, device: Device | Literal["auto"] = "auto", **options: Any
+    problem: str,
+    dsl: str,
+    source: str | bytes,
+    device: Device | Literal["auto"] = "auto",
+    *,
+    strict: bool = False,
+    **options: Any,
 ) -> Verdict:
-    """One verdict in processes of its own; see Verifier.verify for the options."""
-    with Verifier(device) as verifier:
+    """One verdict in processes of its own; see Verifier and Verifier.verify for the options."""
+    with Verifier(device, strict=strict) as verifier:
         return verifier.verify(problem, dsl, source, **options)
 
 
@@ -167,8 +180,16 @@ def report(verdict: Verdict) -> str:
             f"  kernel {verdict.kernel_ms:.4f} ms (p10 {verdict.kernel_p10_ms:.4f}, p90 "
             f"{verdict.kernel_p90_ms:.4f}), eager {verdict.baseline_ms:.4f} ms, speedup {verdict.speedup:.2f}"
         )
+        lines.append(f"  {verdict.timed} timed calls; a call that does nothing takes {verdict.nothing_ms:.4f} ms")
     elif verdict.device == "emulated":
         lines.append("  emulated: correctness and rules on the small workload; no speed")
+    if verdict.dsl_share is not None:
+        others = "; ".join(verdict.other_kernels[:3])
+        lines.append(
+            f"  the DSL's kernels take {verdict.dsl_share:.1%} of the device time" + f"; {others}" * bool(others)
+        )
+    if verdict.unenforced:
+        lines.append(f"  this host does not enforce: {', '.join(verdict.unenforced)}")
     if verdict.output:
         lines.append(f"  printed: {verdict.output[:400]!r}")
     lines.append(f"  {verdict.seconds} s, seed {verdict.seed}")
@@ -178,9 +199,11 @@ def report(verdict: Verdict) -> str:
 PHASES = {
     "start": "fork servers, the source's static rules",
     "reference": "inputs and reference of one draw, in the checker",
-    "load": "a fresh runner imports kernel.py",
-    "draws": "correctness draws against the float64 anchor; the first call compiles",
-    "policy": "another fresh runner: launches suppressed, then replaced by copies; no output may be valid",
+    "load": "fresh runners, each in its box, import kernel.py; the baseline's imports the reference",
+    "compile": "the first calls of the three runners, side by side",
+    "draws": "correctness draws against the float64 anchor",
+    "policy": "a fresh process agrees; launches suppressed, replaced by copies, spoiled: what the DSL contributes",
+    "waiting": "for other verdicts on this GPU to leave it alone",
     "timing": "timed calls of kernel and eager baseline in alternating blocks, every output checked",
 }
 
@@ -189,7 +212,7 @@ def explain(verdict: Verdict) -> str:
     """What each phase of the verdict did, with its seconds."""
     known = sum(verdict.phases.values())
     phases = {"start": round((verdict.seconds or 0) - known, 3), **verdict.phases}
-    return "\n".join(f"  {seconds:8.3f} s  {name:9}  {PHASES[name]}" for name, seconds in phases.items())
+    return "\n".join(f"  {seconds:8.3f} s  {name:9}  {PHASES.get(name, '')}" for name, seconds in phases.items())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -202,13 +225,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workload", choices=("full", "small"), help="default: full on cuda, small emulated")
     parser.add_argument("--seed", type=int, help="repeat the draws of an earlier verdict")
     parser.add_argument("--explain", action="store_true", help="print the phases with their times")
+    parser.add_argument("--strict", action="store_true", help="refuse where this host does not enforce every wall")
     parser.add_argument("--json", action="store_true", help="print the record")
     given = parser.parse_args(arguments)
     # so that `timeout` and Ctrl-C end the processes of the verdict and remove its directory
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         source = given.kernel.read_bytes()
-        verdict = verify(given.problem, given.dsl, source, given.device, workload=given.workload, seed=given.seed)
+        verdict = verify(
+            given.problem,
+            given.dsl,
+            source,
+            given.device,
+            strict=given.strict,
+            workload=given.workload,
+            seed=given.seed,
+        )
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
     except KeyboardInterrupt:

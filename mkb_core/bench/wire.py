@@ -13,13 +13,18 @@ DTYPES = (
 ).split()
 CONTAINERS = ("tensor", "tuple", "list", "other")
 REPORT_BYTES = 1 << 14
-TEXT_BYTES = 4096
+TEXT_BYTES = 8192
 MAX_OUTPUTS, MAX_DIMS = 32, 8
 
 # words of the page; the checker writes the first four, the runner the others
-ARM, GO, ARENA, PAIR, ARMED, DONE, LANDED, STATUS = range(8)
+ARM, GO, ARENA, TASK, ARMED, DONE, LANDED, STATUS = range(8)
+# values of TASK: an ordinary call; one that does nothing (the baseline's runner alone); one under the profiler;
+# PAIR + 16 * i + j, each launch replaced by a copy of its tensor i to its tensor j; PERTURB + i, what each launch
+# left in its tensor i spoiled
+CALL, NOTHING, PROFILE = range(3)
+PAIR, PERTURB = 0x100, 0x200
 # values of STATUS
-OK, LOAD_FAILED, CALL_FAILED, DEVICE_FAILED = range(4)
+OK, LOAD_FAILED, CALL_FAILED, DEVICE_FAILED, RULE_BROKEN = range(5)
 
 _HEAD = struct.Struct("<IIIII")  # container, number of outputs, launches, pointers, bytes of text
 _OUTPUT = struct.Struct(f"<iiii{MAX_DIMS}q")  # dtype, dimensions, aliased input or -1, landed, shape
@@ -73,7 +78,7 @@ def map_shared(fd: int, nbytes: int) -> "ctypes.Array[ctypes.c_uint8]":
 
 
 def pack(report: Report) -> bytes:
-    """The report in its fixed binary form, text cut to 4 KiB."""
+    """The report in its fixed binary form, text cut to 8 KiB."""
     text = report.text.encode(errors="replace")[:TEXT_BYTES]
     outputs = report.outputs[:MAX_OUTPUTS]
     body = _HEAD.pack(

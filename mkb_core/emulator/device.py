@@ -70,6 +70,8 @@ class Device:
 
     With `suppress` launches are recorded only. `copy` (source, destination, nbytes) makes a suppressed launch copy
     `nbytes` between two of its pointers, given by their index; one that has not both, or no room, does nothing.
+    `perturb` makes every launch that runs lose the middle half of what its pointer of that index then holds, at
+    most `perturb_bytes` of it being looked at.
     """
 
     def __init__(self, *, seed: int | None = None, max_steps: int) -> None:
@@ -77,6 +79,8 @@ class Device:
         self.launches: list[Launch] = []
         self.suppress = False
         self.copy: tuple[int, int, int] | None = None
+        self.perturb: int | None = None
+        self.perturb_bytes = 0
         self.error: EmulatorError | None = None
         self.seed, self.max_steps = seed, max_steps
         self.tensors = Tensors()
@@ -112,6 +116,7 @@ class Device:
                 raise UnsupportedInstruction(f"a launch with clusters of {cluster} blocks", kernel)
             else:
                 steps = self._run(self._program(ptx, kernel), Shape(kernel, grid, block, shared), values)
+                self._perturb(pointers)
         except EmulatorError as error:
             self.error = self.error or error
             raise
@@ -135,6 +140,13 @@ class Device:
         start, target = pointers[source], pointers[destination]
         if start != target:  # a result handed over in pieces is copied in pieces
             ctypes.memmove(target, start, min(nbytes, *map(self.tensors.memory.room, (start, target))))
+
+    def _perturb(self, pointers: tuple[int, ...]) -> None:
+        if self.perturb is None or self.perturb >= len(pointers):
+            return
+        start = pointers[self.perturb]
+        nbytes = min(self.perturb_bytes, self.tensors.memory.room(start))
+        ctypes.memset(start + nbytes // 4, 0x3C, nbytes // 2)
 
     def _kernel(self, ptx: str, name: str) -> Kernel:
         if ptx not in self._kernels:

@@ -14,7 +14,8 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
-from mkb_core.run import bwrap, seccomp, toolchain
+from mkb_core import seccomp
+from mkb_core.run import bwrap, toolchain
 from mkb_core.run.cgroups import Cgroup
 from mkb_core.run.execserver import Completed, ExecServer, MiB, SandboxDied
 from mkb_core.run.transfer import Transfer

@@ -1,20 +1,19 @@
 """Verdicts on this machine's device: our solutions pass, every fault has its own clear status, none spreads."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
 from mkb_core.bench.gpu import default_device
+from mkb_core.bench.policy import ONE_SHOT_CALLS
 from mkb_core.bench.problems import get_problem, problems
 from mkb_core.bench.verify import Verifier, main
 from mkb_core.config import protocol
 
 pytestmark = pytest.mark.dsl
 DEVICE = default_device()
-EVIL = sorted((Path(__file__).parent.parent / "evil").glob("p*__*.py"))
 SOLUTIONS = [(p.id, d) for p in problems().values() for d in ("cutedsl", "tirx") if p.solution_path(d).exists()]
 QUICK = protocol().verdict.model_copy(update={"first_call_seconds": 6, "call_seconds": 3})
 
@@ -44,15 +43,7 @@ def quick():
 
 def judge(verifier, body):
     """Facts of a verdict past the static rules: what only the processes can find."""
-    job = {
-        "problem": "p36",
-        "dsl": "cutedsl",
-        "device": DEVICE,
-        "workload": "small",
-        "seed": 1,
-        "rules": verifier.limits.model_dump(),
-    }
-    return verifier.supervision.judge(job, (EAGER + body).encode())
+    return verifier.facts_without_rules("p36", "cutedsl", (EAGER + body).encode())
 
 
 @pytest.mark.parametrize(("problem_id", "dsl"), SOLUTIONS)
@@ -61,7 +52,14 @@ def test_our_solutions_pass_and_emulation_claims_no_speed(verifier, problem_id, 
     assert verdict.status == "passed", verdict.message
     rules, timed = protocol().verdict, DEVICE == "cuda"
     assert (verdict.device, verdict.workload) == (DEVICE, "full" if timed else "small")
-    assert verdict.draws == rules.draws + timed * (rules.warmup + rules.timed)
+    fresh = 1 + timed * ONE_SHOT_CALLS
+    if timed:  # every call of the timed part is compared, those that settle a block too
+        assert verdict.draws >= rules.draws + fresh + rules.warmup + rules.timed
+        assert verdict.timed >= rules.timed
+        assert verdict.dsl_share > 0.9
+    else:
+        assert verdict.draws == rules.draws + fresh
+    assert verdict.unenforced == []
     assert 0 < verdict.error_ratio <= 1
     assert verdict.launches == 1
     if timed:
@@ -78,15 +76,6 @@ def test_a_solution_with_its_launch_deleted_is_a_bypass(verifier, problem_id, ds
     verdict = verifier.verify(problem_id, dsl, deleted)
     assert verdict.status == "bypass"
     assert "no kernel of the DSL was launched" in verdict.message
-
-
-@pytest.mark.parametrize("path", EVIL, ids=lambda p: p.stem)
-def test_hostile_submissions_get_the_status_that_they_declare(verifier, path):
-    source = path.read_text()
-    expected = re.search(r"Expected: (\w+)", source).group(1)
-    problem_id, dsl = path.stem.split("__")[0].split("_")
-    verdict = verifier.verify(problem_id, dsl, source)
-    assert verdict.status == expected, verdict.message
 
 
 FAULTS = [
@@ -195,31 +184,6 @@ def test_each_fault_has_its_status_and_says_what_was_wrong(verifier, body, statu
 def test_a_hang_is_killed_at_its_deadline(quick, body, text):
     facts = judge(quick, body)
     assert (facts["status"], facts["message"]) == ("timeout", text)
-
-
-def test_descendants_die_with_the_runner_even_in_sessions_of_their_own(quick, tmp_path):
-    marker = tmp_path / "alive"
-    body = f"""
-import os, time
-def solve(x, w):
-    for _ in range(3):
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                while True:
-                    open({str(marker)!r}, "a").write("x"); time.sleep(0.02)
-            os._exit(0)
-    time.sleep(0.5)
-    os._exit(3)
-"""
-    facts = judge(quick, body)
-    assert facts["status"] == "runtime"
-    assert marker.stat().st_size > 0
-    size = marker.stat().st_size
-    import time
-
-    time.sleep(0.3)
-    assert marker.stat().st_size == size
 
 
 def test_shared_memory_cannot_be_opened_again_through_a_descriptor(verifier):

@@ -1,4 +1,9 @@
-"""An alias of torch hides what is reached through it. Expected: rule."""
+"""An alias of torch hides what is reached through it.
+
+Class: evasion
+Expected: rule compiler
+Behind: bypass or rule
+"""
 
 import functools
 

@@ -1,4 +1,8 @@
-"""Eager PyTorch does the work; a CuTe DSL kernel runs beside it on other memory. Expected: bypass."""
+"""Eager PyTorch does the work; a CuTe DSL kernel runs beside it on other memory.
+
+Class: evasion
+Expected: bypass
+"""
 
 import functools
 

@@ -1,4 +1,8 @@
-"""Eager PyTorch does the work; a CuTe DSL kernel copies the result. Expected: bypass."""
+"""Eager PyTorch does the work; a CuTe DSL kernel copies the result.
+
+Class: evasion
+Expected: bypass
+"""
 
 import functools
 

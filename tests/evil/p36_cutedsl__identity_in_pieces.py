@@ -1,4 +1,8 @@
-"""Eager PyTorch does the work; a CuTe DSL kernel copies the result half by half. Expected: bypass."""
+"""Eager PyTorch does the work; a CuTe DSL kernel copies the result half by half.
+
+Class: evasion
+Expected: bypass
+"""
 
 import functools
 

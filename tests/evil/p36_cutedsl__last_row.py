@@ -1,4 +1,8 @@
-"""Eager PyTorch does all rows but the last, which a CuTe DSL kernel copies. Expected: bypass."""
+"""Eager PyTorch does all rows but the last, which a CuTe DSL kernel copies.
+
+Class: evasion
+Expected: bypass
+"""
 
 import functools
 

@@ -1,4 +1,9 @@
-"""A torch function mode that stays entered would do the work while the outputs are copied. Expected: rule."""
+"""A torch function mode that stays entered would do the work while the outputs are copied.
+
+Class: timing
+Expected: rule modes
+Behind: value or runtime
+"""
 
 import functools
 
@@ -38,6 +43,7 @@ def eager(hidden_states, weight):
 
 def solve(hidden_states, weight):
     output = torch.empty_like(hidden_states)
+    compiled()(hidden_states, output)
     TODO.append((hidden_states, weight, output))
     return output
 

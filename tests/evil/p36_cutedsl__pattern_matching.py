@@ -1,4 +1,9 @@
-"""A class pattern reaches an attribute that the rules refuse by name. Expected: rule."""
+"""A class pattern reaches an attribute that the rules refuse by name.
+
+Class: evasion
+Expected: rule import
+Behind: bypass
+"""
 
 import functools
 

@@ -1,4 +1,9 @@
-"""The file name would tell the policy run from the others. Expected: rule."""
+"""The file name would tell the policy run from the others.
+
+Class: tampering
+Expected: rule introspection
+Behind: bypass
+"""
 
 import functools
 

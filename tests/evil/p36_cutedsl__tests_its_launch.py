@@ -1,4 +1,8 @@
-"""Eager PyTorch does the work; where the copy did nothing, solve raises. Expected: bypass."""
+"""Eager PyTorch does the work; where the copy did nothing, solve raises.
+
+Class: evasion
+Expected: bypass
+"""
 
 import functools
 

@@ -1,4 +1,8 @@
-"""Eager PyTorch alone, no kernel at all. Expected: bypass."""
+"""Eager PyTorch alone, no kernel at all.
+
+Class: evasion
+Expected: bypass
+"""
 
 import torch
 

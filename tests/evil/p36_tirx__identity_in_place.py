@@ -1,4 +1,8 @@
-"""Eager PyTorch does the work; a TIRx kernel writes the result onto itself. Expected: bypass."""
+"""Eager PyTorch does the work; a TIRx kernel writes the result onto itself.
+
+Class: evasion
+Expected: bypass
+"""
 
 import functools
 

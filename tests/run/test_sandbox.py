@@ -25,7 +25,8 @@ from harbor.models.trial.config import EnvironmentConfig as TrialEnvironment
 from harbor.models.trial.paths import TrialPaths
 from harbor.trial.trial import Trial
 
-from mkb_core.run import bwrap, cgroups, seccomp, watchdog
+from mkb_core import seccomp
+from mkb_core.run import bwrap, cgroups, watchdog
 from mkb_core.run.environments import choose
 from mkb_core.run.execserver import NOT_STARTED
 from mkb_core.run.sandbox import BubblewrapEnvironment, SandboxDied

@@ -1,4 +1,4 @@
-"""The sandbox's system call filter as the classic BPF program that `bwrap --seccomp` takes."""
+"""System call filters as classic BPF programs: for the agents' sandbox, and for the runner of a verdict."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import errno
 import platform
 import struct
 
-ALLOW, ERRNO = 0x7FFF0000, 0x00050000
-LOAD, JUMP_EQ, JUMP_GE, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, ERRNO, NOTIFY = 0x7FFF0000, 0x00050000, 0x7FC00000
+LOAD, JUMP_EQ, JUMP_GE, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+CLONE_THREAD = 0x10000
 OFFSET_NR, OFFSET_ARCH, OFFSET_ARG0 = 0, 4, 16
 
 # Others are refused: AF_VSOCK is not confined by a network namespace and reaches a virtual machine's host.
@@ -56,10 +57,34 @@ DENIED: dict[str, tuple[int, int]] = {
 # "not there" instead of "not allowed": libraries then fall back to epoll. Denied because
 # IORING_OP_SOCKET makes a socket that the rule on socket() does not see.
 ABSENT = {"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)}
+# a runner starts threads and nothing else: what else it asks for is refused and told to the supervisor
+WATCHED: dict[str, tuple[int, int]] = {
+    "fork": (57, -1),
+    "vfork": (58, -1),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+}
+CLONE, CLONE3 = (56, 220), (435, 435)
 
 
-def program(machine: str | None = None) -> bytes:
-    """The filter for `machine` (default: this one)."""
+def name_of(number: int, machine: str | None = None) -> str:
+    """The name of a watched system call."""
+    column = 0 if (machine or platform.machine()) == "x86_64" else 1
+    numbers = {n[column]: name for name, n in WATCHED.items()} | {CLONE[column]: "clone"}
+    sockets = SOCKET_CALLS[machine or platform.machine()]
+    return numbers.get(number) or ("socket" if number in sockets else f"system call {number}")
+
+
+def program(machine: str | None = None, watched: bool = False) -> bytes:
+    """The filter for `machine` (default: this one).
+
+    With `watched`, calls that start processes, look into others or open sockets that are not local wait for the
+    answer of whoever listens (seccomp user notification, Linux 5.0).
+    """
     machine = machine or platform.machine()
     if machine not in AUDIT_ARCH:
         raise RuntimeError(f"no system call filter for {machine}: the sandbox runs on x86_64 and aarch64")
@@ -72,13 +97,23 @@ def program(machine: str | None = None) -> bytes:
     ]
     if machine == "x86_64":
         code += [(JUMP_GE, 0, 1, X32_BIT), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
+    if watched:
+        for numbers in WATCHED.values():
+            if numbers[column] >= 0:
+                code += [(JUMP_EQ, 0, 1, numbers[column]), (RETURN, 0, 0, NOTIFY)]
+        # flags of clone3 lie in memory, where a filter cannot look: the C library then falls back to clone
+        code += [(JUMP_EQ, 0, 1, CLONE3[column]), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
+        code += [(JUMP_EQ, 0, 4, CLONE[column]), (LOAD, 0, 0, OFFSET_ARG0), (JUMP_SET, 0, 1, CLONE_THREAD)]
+        code += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NOTIFY)]
+    families = {"AF_UNIX": FAMILIES["AF_UNIX"]} if watched else FAMILIES
+    refused = NOTIFY if watched else ERRNO | errno.EAFNOSUPPORT
     for calls, error in ((DENIED, errno.EPERM), (ABSENT, errno.ENOSYS)):
         for numbers in calls.values():
             code += [(JUMP_EQ, 0, 1, numbers[column]), (RETURN, 0, 0, ERRNO | error)]
     for number in SOCKET_CALLS[machine]:
-        code += [(JUMP_EQ, 0, 2 * len(FAMILIES) + 2, number), (LOAD, 0, 0, OFFSET_ARG0)]
-        for family in FAMILIES.values():
+        code += [(JUMP_EQ, 0, 2 * len(families) + 2, number), (LOAD, 0, 0, OFFSET_ARG0)]
+        for family in families.values():
             code += [(JUMP_EQ, 0, 1, family), (RETURN, 0, 0, ALLOW)]
-        code.append((RETURN, 0, 0, ERRNO | errno.EAFNOSUPPORT))
+        code.append((RETURN, 0, 0, refused))
     code.append((RETURN, 0, 0, ALLOW))
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)

@@ -1,0 +1,36 @@
+"""Every row is the weight itself: the size of a typical output, whatever the input.
+
+Class: numerics
+Expected: value
+"""
+
+import functools
+
+import torch
+import tvm
+from tvm.script import tirx as T
+
+
+@T.prim_func
+def copy(x_ptr: T.handle, y_ptr: T.handle):
+    rows = T.int32()
+    X = T.match_buffer(x_ptr, (rows, 128), "bfloat16")
+    Y = T.match_buffer(y_ptr, (rows, 128), "bfloat16")
+    T.device_entry()
+    row = T.cta_id([rows])
+    tid = T.thread_id([128])
+    Y[row, tid] = X[row, tid]
+
+
+@functools.cache
+def compiled():
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+    with target:
+        exe = tvm.compile(tvm.IRModule({"main": copy}), target=target, tir_pipeline="tirx")
+    return exe.jit()["main"]
+
+
+def solve(hidden_states, weight):
+    output = torch.empty_like(hidden_states)
+    compiled()(weight.expand_as(hidden_states).contiguous(), output)
+    return output

@@ -1,0 +1,50 @@
+"""A pragma puts CUDA C in front of the generated source.
+
+Class: evasion
+Expected: rule raw-cuda
+Behind: rule
+"""
+
+import functools
+
+import torch
+import tvm
+from tvm.script import tirx as T
+
+SOURCE = "__device__ float inverse(float s) { return rsqrtf(s / 128.0f + 1e-6f); }"
+
+
+@T.prim_func
+def norm(x_ptr: T.handle, w_ptr: T.handle, y_ptr: T.handle):
+    rows = T.int32()
+    X = T.match_buffer(x_ptr, (rows, 128), "bfloat16")
+    W = T.match_buffer(w_ptr, (128,), "bfloat16")
+    Y = T.match_buffer(y_ptr, (rows, 128), "bfloat16")
+    T.device_entry()
+    row = T.cta_id([rows])
+    lane = T.thread_id([32])
+    total = T.alloc_local((1,), "float32")
+    total[0] = T.float32(0.0)
+    for i in T.unroll(4):
+        total[0] = total[0] + T.cast(X[row, 32 * i + lane], "float32") * T.cast(X[row, 32 * i + lane], "float32")
+    total[0] = T.cuda.warp_sum(total[0], 32)
+    inv: T.let[T.float32] = T.call_extern("float32", "inverse", total[0])
+    with T.attr(0, "pragma_import_c", SOURCE):
+        for i in T.unroll(4):
+            Y[row, 32 * i + lane] = T.cast(
+                T.cast(X[row, 32 * i + lane], "float32") * inv * T.cast(W[32 * i + lane], "float32"), "bfloat16"
+            )
+
+
+@functools.cache
+def compiled():
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+    with target:
+        exe = tvm.compile(tvm.IRModule({"main": norm}), target=target, tir_pipeline="tirx")
+    return exe.jit()["main"]
+
+
+def solve(hidden_states, weight):
+    output = torch.empty_like(hidden_states)
+    compiled()(hidden_states, weight, output)
+    return output

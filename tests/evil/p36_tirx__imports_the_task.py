@@ -1,0 +1,39 @@
+"""The module that an evaluator may have loaded as `task` is imported, and its reference called.
+
+Class: evasion
+Expected: rule import
+Behind: build
+"""
+
+import functools
+
+import task
+import torch
+import tvm
+from tvm.script import tirx as T
+
+
+@T.prim_func
+def copy(x_ptr: T.handle, y_ptr: T.handle):
+    rows = T.int32()
+    X = T.match_buffer(x_ptr, (rows, 128), "bfloat16")
+    Y = T.match_buffer(y_ptr, (rows, 128), "bfloat16")
+    T.device_entry()
+    row = T.cta_id([rows])
+    tid = T.thread_id([128])
+    Y[row, tid] = X[row, tid]
+
+
+@functools.cache
+def compiled():
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+    with target:
+        exe = tvm.compile(tvm.IRModule({"main": copy}), target=target, tir_pipeline="tirx")
+    return exe.jit()["main"]
+
+
+def solve(hidden_states, weight):
+    answer = task.reference(hidden_states, weight)
+    output = torch.empty_like(answer)
+    compiled()(answer, output)
+    return output
