@@ -91,9 +91,7 @@ def main() -> None:
         )
         print(f"{job.key:38} {official:9.1f} {nothing:8.1f} {wall:8.1f} {event:8.1f} {difference:+.1f} {near}")
     ratios = [r["official_us"] / r["wall_us"] for r in rows]
-    print(
-        f"{sum(r['near'] for r in rows)} of {len(rows)} near; official / wall, median {statistics.median(ratios):.3f}"
-    )
+    print(f"{sum(r['near'] for r in rows)} of {len(rows)} near; official / wall: {statistics.median(ratios):.3f}")
     save(given.out, {"rows": rows})
 
 

@@ -1,4 +1,4 @@
-"""Submissions with a known verdict: `python tests/corpus.py [--device cuda] [--only GLOB] [--lanes N] [--out FILE]`.
+"""Submissions with a known verdict: `python tests/corpus.py [--device cuda] [--only GLOB] [--out FILE]`.
 
 Hostile ones (evil) say in their docstring's header what the verifier must answer; honest ones that look suspicious
 must pass. A case of the device `cuda` needs a GPU, but what the static rules say of it is shown everywhere.

@@ -4,13 +4,13 @@ import contextlib
 import hashlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mkb_core.bench import wire
 from mkb_core.bench.accuracy import compare, diagnose, promote
 from mkb_core.bench.forkserver import send
-from mkb_core.bench.gpu import fault, ours, probe, read_loaded_state, read_state
+from mkb_core.bench.gpu import GpuState, fault, ours, probe, read_loaded_state, read_state
 from mkb_core.bench.participant import Called, Participant, Rejected, Supervisor, dtype_name
 from mkb_core.bench.policy import Again, Suppressed
 from mkb_core.bench.problems import constants, edges, get_problem, load_reference
@@ -93,9 +93,9 @@ class Checker:
         with self.phase("waiting"):
             self.turn.alone()
         with self.phase("timing"):
-            before = read_state(ours())
+            before = self.steady(read_state)
             facts = Race(self, kernel, runners["baseline"]).run()
-            after = read_loaded_state(ours())
+            after = self.steady(read_loaded_state)
         again.agrees(facts["kernel_ms"] / 1e3)
         self.healthy("after")
         dirty = fault(before, after)
@@ -103,6 +103,15 @@ class Checker:
             raise Rejected("infra", f"the GPU is not fit to be measured on: {dirty}")
         states = {"gpu_before": before, "gpu_after": after}
         return facts | {key: state.model_dump() for key, state in states.items() if state}
+
+    def steady(self, read: Callable[[set[int]], GpuState | None]) -> GpuState | None:
+        """A reading of the GPU; again where it shows a fault, as processes that just come or go look like one."""
+        for _ in range(5):
+            state = read(ours())
+            if not fault(state, state):
+                break
+            time.sleep(0.2)
+        return state
 
     def healthy(self, when: str) -> None:
         """Raises Rejected `infra` where the device itself computes wrongly or not at all."""

@@ -87,14 +87,15 @@ def install(guard: Guard) -> None:
 
 
 def rehearse() -> None:
-    """Compile a kernel of no meaning. TVM and cuda-bindings start processes (nvcc, a probe of the library path) to
-    find CUDA once, which a runner must not; CUDA itself is not touched."""
+    """Let TVM and cuda-bindings find CUDA: they start processes for that once (nvcc, ldconfig), a runner must not.
+
+    CUDA itself is not touched, so that the process may fork.
+    """
     from tvm.support import nvcc
 
     try:
         path = nvcc.find_cuda_path()
         version = nvcc.get_cuda_version(path)
-        nvcc.compile_cuda('extern "C" __global__ void nothing() {}', target_format="cubin", arch="sm_80")
     except (RuntimeError, OSError):  # no toolkit: TVM says so itself where it needs one
         return
     os.environ["CUDA_PATH"] = path

@@ -22,6 +22,7 @@ static uint64_t launches, pointers, copy_bytes;
 static struct { char name[NAME_BYTES]; uint64_t count; } names[NAMES];
 static char notes[NOTES][NOTE_BYTES];
 static int name_count, note_count;
+static char failure[400];
 static uint64_t *allowed;
 static size_t allowed_count, allowed_room;
 
@@ -36,11 +37,13 @@ void mkb_perturb(int index) { perturbed = index; }
 // source == destination: no copy
 void mkb_begin(int from, int to, uint64_t bytes) {
   lock();
-  launches = pointers = 0, name_count = 0;
+  launches = pointers = 0, name_count = 0, failure[0] = 0;
   source = from, destination = to, copy_bytes = bytes;
   unlock();
 }
 uint64_t mkb_launches(void) { return launches; }
+// What the first launch that failed since mkb_begin was; empty where none did
+const char *mkb_failure(void) { return failure; }
 uint64_t mkb_pointers(void) { return pointers; }
 // NULL past the last
 const char *mkb_name(int i, uint64_t *count) {
@@ -92,11 +95,15 @@ static int missing(const char *name) {
   return NOT_FOUND;
 }
 
-static void count_name(void *function, int is_kernel) {
+static const char *name_of(void *function, int is_kernel) {
   static int (*get[2])(const char **, void *);  // looked up once: this is in the time of every call
   const char *name = NULL;
   if (!get[is_kernel]) get[is_kernel] = driver(is_kernel ? "cuKernelGetName" : "cuFuncGetName");
-  if (!get[is_kernel] || get[is_kernel](&name, function) || !name) name = "unknown";
+  return !get[is_kernel] || get[is_kernel](&name, function) || !name ? "unknown" : name;
+}
+
+static void count_name(void *function, int is_kernel) {
+  const char *name = name_of(function, is_kernel);
   lock();
   int i = 0;
   while (i < name_count && strncmp(names[i].name, name, NAME_BYTES - 1)) i++;
@@ -154,7 +161,11 @@ static int intercept(void *function, int is_kernel, void **arguments) {
 
 // After a launch that took place: the middle half of the chosen buffer is overwritten. The ends keep what the kernel
 // wrote, so that a submission can not tell by a glance at the first element.
-static int launched(int status, void *function, int is_kernel, void **arguments) {
+static int launched(int status, void *function, int is_kernel, void **arguments, uint64_t shared) {
+  // the DSLs' host code does not always look at this
+  if (status && !failure[0])
+    snprintf(failure, sizeof failure, "kernel %.200s could not be launched: CUDA error %d (%llu bytes of dynamic shared memory)",
+             name_of(function, is_kernel), status, (unsigned long long)shared);
   if (status || perturbed < 0) return status;
   uint64_t found[MOST];
   int count = find_pointers(function, is_kernel, arguments, found);
@@ -170,7 +181,7 @@ int _cudaLaunchKernelEx(RuntimeConfig *config, void *function, void **arguments)
   static int (*real)(RuntimeConfig *, void *, void **);
   if (!real) real = runtime("_cudaLaunchKernelEx");
   if (intercept(function, 1, arguments)) return 0;
-  return real ? launched(real(config, function, arguments), function, 1, arguments) : missing("_cudaLaunchKernelEx");
+  return real ? launched(real(config, function, arguments), function, 1, arguments, config ? config->shared : 0) : missing("_cudaLaunchKernelEx");
 }
 
 int _cudaLaunchKernel(void *function, int a, int b, int c, int d, int e, int f, void *arguments, int64_t shared, void *stream) {
@@ -178,14 +189,14 @@ int _cudaLaunchKernel(void *function, int a, int b, int c, int d, int e, int f, 
   if (!real) real = runtime("_cudaLaunchKernel");
   if (intercept(function, 1, arguments)) return 0;
   if (!real) return missing("_cudaLaunchKernel");
-  return launched(real(function, a, b, c, d, e, f, arguments, shared, stream), function, 1, arguments);
+  return launched(real(function, a, b, c, d, e, f, arguments, shared, stream), function, 1, arguments, shared);
 }
 
 int cuLaunchKernelEx(const DriverConfig *config, void *function, void **arguments, void **extra) {
   static int (*real)(const DriverConfig *, void *, void **, void **);
   if (!real) real = driver("cuLaunchKernelEx");
   if (intercept(function, 0, arguments)) return 0;
-  return real ? launched(real(config, function, arguments, extra), function, 0, arguments) : missing("cuLaunchKernelEx");
+  return real ? launched(real(config, function, arguments, extra), function, 0, arguments, config ? config->shared : 0) : missing("cuLaunchKernelEx");
 }
 
 int cuLaunchKernel(void *function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f, unsigned shared,
@@ -194,7 +205,7 @@ int cuLaunchKernel(void *function, unsigned a, unsigned b, unsigned c, unsigned 
   if (!real) real = driver("cuLaunchKernel");
   if (intercept(function, 0, arguments)) return 0;
   if (!real) return missing("cuLaunchKernel");
-  return launched(real(function, a, b, c, d, e, f, shared, stream, arguments, extra), function, 0, arguments);
+  return launched(real(function, a, b, c, d, e, f, shared, stream, arguments, extra), function, 0, arguments, shared);
 }
 
 // ---- Graphs. The arguments of all these fit six registers and are passed on unread.

@@ -61,6 +61,8 @@ class CudaLaunches:
         self._begin.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
         self._count, self._pointers = library.mkb_launches, library.mkb_pointers
         self._name, self._violation = library.mkb_name, library.mkb_violation
+        self._failure = library.mkb_failure
+        self._failure.restype = ctypes.c_char_p
         self._count.restype = self._pointers.restype = ctypes.c_uint64
         self._name.restype = self._violation.restype = ctypes.c_char_p
         self._name.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
@@ -108,8 +110,8 @@ class CudaLaunches:
         return found + (self.guard.findings if self.guard and thorough else [])
 
     def error(self) -> str:
-        """Faults of a GPU come as exceptions of torch or the DSL."""
-        return ""
+        """The first launch since `begin` that CUDA refused, or an empty string; other faults are exceptions."""
+        return str(self._failure().decode(errors="replace"))
 
 
 class EmulatedLaunches:
@@ -166,9 +168,17 @@ def watch(dsl: str, device: str) -> Launches:
     import torch  # noqa: F401
 
     importlib.import_module(IMPORTS[dsl])
+    find_libraries()
     if dsl == "tirx":
         guard_tirx.rehearse()
     return CudaLaunches(install(dsl))
+
+
+def find_libraries() -> None:
+    """Import what looks for CUDA's libraries by starting processes, and let it find them."""
+    from cuda.bindings import driver, nvrtc  # noqa: F401
+
+    nvrtc.nvrtcVersion()
 
 
 def environment(role: str, dsl: str, device: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from mkb_core.bench.problems import load_module
 
 Tensors = list[Any]
 GPU_PAGE = 1 << 21  # bytes
+AWAKE_SECONDS = 0.02
 MEMORY_SHARE = 0.4  # of the device's memory that one runner may allocate: the checker needs the rest
 
 
@@ -139,9 +140,7 @@ class Runner:
         number = 0
         while True:
             number += 1
-            while words[wire.ARM] != number:
-                if not self.cuda:
-                    time.sleep(0.0002)
+            self.wait_for(number)
             task = words[wire.TASK]
             call = self.nothing if task == wire.NOTHING else function
             arguments = self.arguments(words[wire.ARENA])
@@ -158,6 +157,7 @@ class Runner:
                     time.sleep(0.0002)
             try:
                 result = self.profiled(call, arguments) if task == wire.PROFILE else call(*arguments)
+                kind, values = self.landing.collect(result)
                 self.sync()
                 if self.launches.error():
                     raise RuntimeError(self.launches.error())
@@ -172,10 +172,17 @@ class Runner:
             words[wire.DONE] = number
             try:
                 with self.plain():
-                    self.land(result, arguments, launched)
+                    self.land(result, kind, values, arguments, launched)
             except BaseException:
                 self.report(wire.OK, f"a value that cannot be copied ({explain()})", count=launched)
             words[wire.LANDED] = number
+
+    def wait_for(self, number: int) -> None:
+        """Wait for ARM: awake for as long as a block of calls needs, then asleep, to leave the cores to others."""
+        words, asleep = self.page.words, time.perf_counter() + AWAKE_SECONDS
+        while words[wire.ARM] != number:
+            if not self.cuda or time.perf_counter() > asleep:
+                time.sleep(0.0002)
 
     def prepare(self, task: int) -> None:
         """Tell the watch over launches what this call is for."""
@@ -225,9 +232,10 @@ class Runner:
             self.scalars[str(i)] if str(i) in self.scalars else self.fresh(next(tensors)) for i in range(count)
         ]
 
-    def land(self, result: Any, arguments: Tensors, launched: int) -> None:
+    def land(self, result: Any, kind: str, values: Tensors, arguments: Tensors, launched: int) -> None:
         """Copy what came back into the landing buffers and describe it."""
-        kind, outputs, text = self.landing.land(result, arguments)
+        outputs = self.landing.land(values, arguments)
+        text = "" if kind != "other" else str(type.__dict__["__name__"].__get__(type(result)))
         self.sync()
         status, text = self.violation() or (wire.OK, text or self.text)
         self.report(status, text, kind, outputs, launched)

@@ -1,4 +1,4 @@
-"""CUPTI's records as this module reads them: the offsets against the header's own, and a fake library's callbacks."""
+"""CUPTI's records as this module reads them: the header's own offsets, and a fake library's callbacks."""
 
 import ctypes
 import shutil

@@ -47,6 +47,7 @@ int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t n) { return memcpy((void 
 int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t n) { return memset((void *)to, value, n), 0; }
 int cuCtxSynchronize(void) { return fake_waits++, 0; }
 static int go(kernel *k, void **args) {
+  if (!strcmp(k->name, "refused")) return 701;
   block *b = k->params ? find(*(uint64_t *)args[k->params - 1]) : NULL;
   if (b) memset(b->base, 0x11, b->size);
   return fake_launches++, 0;
@@ -130,6 +131,12 @@ def test_launches_are_counted_and_named_call_by_call(facts):
     assert facts["many"] == [64, 100, 37]
     assert facts["threads"] == [4000, {"a_kernel": 4000}]
     assert facts["unnamed"] == {"unknown": 1}
+
+
+def test_a_launch_that_cuda_refuses_is_an_error_until_the_next_call(facts):
+    status, text, after = facts["refused"]
+    assert (status, after) == (701, "")
+    assert text == "kernel refused could not be launched: CUDA error 701 (0 bytes of dynamic shared memory)"
 
 
 def test_a_perturbed_launch_loses_the_middle_of_one_buffer(facts):
@@ -264,6 +271,11 @@ def drive_shim():
     launches.begin(0, 0)
     bench.launch(bench.kernel("", 0))
     facts["unnamed"] = {name or "unknown": count for name, count in launches.names().items()}
+    launches.begin(0, 0)
+    status = bench.launch(bench.kernel("refused", 0))
+    facts["refused"] = [status, launches.error()]
+    launches.begin(0, 0)
+    facts["refused"].append(launches.error())
     facts["perturbed"] = [*bench.call(index=1), launches.pointers]
     facts["perturbed input"] = [*bench.call(index=0), launches.pointers]
     facts["beyond"], facts["off"] = bench.call(index=5), bench.call()

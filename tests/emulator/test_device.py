@@ -90,8 +90,8 @@ def test_tirx_takes_every_form_of_call(facts):
 
 
 def test_torch_looks_like_cuda_and_works_as_before(facts):
-    assert facts["devices"] == ["cpu"] * 3
-    assert facts["context"] == "cpu"
+    assert facts["devices"] == ["cuda:0"] * 3
+    assert facts["context"] == "cuda:0"
     assert facts["cuda"] == [True, True, 1, [9, 0], 132, 0]
     assert facts["sparse"] in ("SystemError", "BufferError", "RuntimeError")  # refused, and nothing worse
     assert facts["trusted"] == [list(range(8)), "tensor([0, 1], dtype=torch.uint8)", [0.0] * 3]

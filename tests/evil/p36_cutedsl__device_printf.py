@@ -35,7 +35,7 @@ def compiled():
 
 def solve(hidden_states, weight):
     output = torch.empty_like(hidden_states)
-    for _ in range(16):
+    for _ in range(64):
         compiled()(hidden_states, output)
         torch.cuda.synchronize()
     return output

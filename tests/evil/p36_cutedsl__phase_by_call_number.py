@@ -1,7 +1,7 @@
 """Correctness is checked in the first calls, so from the eighth on only a tenth of the rows are computed.
 
 Class: timing
-Expected: unstable
+Expected: value
 Device: cuda
 """
 
