@@ -12,7 +12,7 @@ from mkb_core.bench.accuracy import compare, diagnose, promote
 from mkb_core.bench.forkserver import send
 from mkb_core.bench.gpu import GpuState, fault, ours, probe, read_loaded_state, read_state
 from mkb_core.bench.participant import Called, Participant, Rejected, Supervisor, dtype_name
-from mkb_core.bench.policy import Again, Suppressed
+from mkb_core.bench.policy import Untimed
 from mkb_core.bench.problems import constants, edges, get_problem, load_reference
 from mkb_core.bench.race import Race, small_operation
 from mkb_core.bench.runner import eager_settings
@@ -64,39 +64,46 @@ class Checker:
             self.sample = self.draw("shape")
             self.outputs = self.reference(self.sample)
         with self.phase("load"):
-            parts = ("kernel", "fresh", "policy", *(["baseline"] if self.timed else []))
-            runners = {part: self.participant(part) for part in parts}
-            for part in parts:
-                runners[part].loaded()
-        kernel, again = runners["kernel"], Again(self, runners["fresh"])
-        policy = Suppressed(self, runners["policy"])
+            kernel = self.participant("kernel")
+            runs = self.untimed_runs() if self.timed else None  # side by side, where there are cores for that
+            baseline = self.participant("baseline") if self.timed else None
+            for part in (kernel, *(runs.parts if runs else ()), baseline):
+                if part:
+                    part.loaded()
         with self.phase("compile"):
-            first = self.first_calls(kernel, again, policy)
+            inputs = self.draw("kernel 0")
+            kernel.begin(inputs, f"draw 1 of {self.rules.draws}")
+            if runs:
+                runs.begin()
+            first = kernel.finish()
         with self.phase("draws"):
-            self.check(kernel, *first, f"draw 1 of {self.rules.draws}", "value")
-            for i in range(1, self.rules.draws):
-                self.checked_call(kernel, f"draw {i + 1} of {self.rules.draws}", "value")
-            for name in edges(self.module):
-                self.edge_call(kernel, name)
-            self.changed_elements(kernel)
+            self.check(kernel, inputs, first, f"draw 1 of {self.rules.draws}", "value")
+            self.correctness(kernel)
         with self.phase("policy"):
-            policy.run()
-            self.supervisor.end("policy")
-            again.run()
-            again.perturb(policy.pointers)
-            if self.timed:
-                again.profile(runners["baseline"])
-            self.supervisor.end("fresh")
-        if not self.timed:
-            self.supervisor.end("kernel")
-            return {}
+            (runs or self.untimed_runs().started()).run()
+        return self.measure(kernel, baseline, runs) if baseline and runs else {}
+
+    def untimed_runs(self) -> Untimed:
+        """The suppressed and the fresh run, each in a process of its own."""
+        return Untimed(self, self.participant("policy"), self.participant("fresh"))
+
+    def correctness(self, kernel: Participant) -> None:
+        """The other random draws, the problem's edge draws, and inputs that differ in one element."""
+        for i in range(1, self.rules.draws):
+            self.checked_call(kernel, f"draw {i + 1} of {self.rules.draws}", "value")
+        for name in edges(self.module):
+            self.edge_call(kernel, name)
+        self.changed_elements(kernel)
+
+    def measure(self, kernel: Participant, baseline: Participant, runs: Untimed) -> dict[str, Any]:
+        """The timed part, alone on the GPU, between two looks at its state."""
         with self.phase("waiting"):
             self.turn.alone()
         with self.phase("timing"):
             before = self.steady(read_state)
-            facts = Race(self, kernel, runners["baseline"]).run()
+            facts = Race(self, kernel, baseline).run()
             after = self.steady(read_loaded_state)
-        again.agrees(facts["kernel_ms"] / 1e3)
+        runs.agree(facts["kernel_ms"] / 1e3)
         self.healthy("after")
         dirty = fault(before, after)
         if dirty:
@@ -137,14 +144,6 @@ class Checker:
         inputs = tuple(self.module.make_edge(name, self.constants, self.torch_device))
         what = f"edge draw {name!r} ({self.module.EDGES[name]})"
         self.check(kernel, inputs, kernel.call(inputs, what), what, "value")
-
-    def first_calls(self, kernel: Participant, again: Again, policy: Suppressed) -> tuple[tuple[Any, ...], Called]:
-        """The calls that compile, side by side; returns those of the timed runner."""
-        inputs = self.draw("kernel 0")
-        kernel.begin(inputs, f"draw 1 of {self.rules.draws}")
-        again.begin()
-        policy.begin()
-        return inputs, kernel.finish()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

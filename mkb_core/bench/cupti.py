@@ -27,13 +27,17 @@ _COMPLETE = ctypes.CFUNCTYPE(
 def record(call: Callable[[], object]) -> list[Record]:
     """Run a call once and wait for the device; its kernels, copies and fills in the order of their records.
 
-    Raises OSError where there is no CUPTI, RuntimeError where it refuses (permission, another tool attached).
+    No records where there is no CUPTI or it refuses (permission, another tool attached): not the call's fault.
     """
     import torch
 
-    recorder = Recorder()
     torch.cuda.synchronize()
-    recorder.start()
+    try:
+        recorder = Recorder()
+        recorder.start()
+    except (OSError, RuntimeError):
+        call()
+        return []
     try:
         call()
         torch.cuda.synchronize()

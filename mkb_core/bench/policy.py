@@ -116,29 +116,24 @@ class Again:
                 "the outputs are valid although the results of the DSL's launches were spoiled: nothing uses them",
             )
 
-    def profile(self, baseline: Participant) -> None:
+    def profile(self) -> None:
         """Which kernels the device ran, and whether eager PyTorch did the whole work beside them."""
-        from mkb_core.bench.devicekernels import covers, share
+        from mkb_core.bench.devicekernels import covers, profile, share
 
-        ours = self.profiled(self.again)
-        if ours is None:
+        draw = self.checker.draw("profile")
+        ours = read_profile(self.again.call(draw, "a call under the profiler", wire.PROFILE).report.text)
+        if ours is None:  # it shows nothing: no permission, or another tool attached
             return
-        profile, names = ours
-        result = share(profile, names)
+        result = share(*ours)
         self.checker.facts["dsl_share"] = round(result.dsl, 4)
         self.checker.facts["other_kernels"] = [f"{n} x{c}: {s:.1%}" for n, c, s in result.others[:5]]
-        eager = self.profiled(baseline)
-        if eager and covers(result.others, eager[0]):
+        # not in the baseline's process, which it could slow down
+        if covers(result.others, profile(lambda: self.checker.reference(draw))):
             raise Rejected(
                 "bypass",
                 "eager PyTorch runs every kernel of the reference, and the DSL's take "
                 f"{result.dsl:.1%} of the device time beside it: the DSL must do the computation",
             )
-
-    def profiled(self, part: Participant) -> "tuple[Profile, dict[str, int]] | None":
-        """One call under the profiler; None where it shows nothing (no permission, another tool attached)."""
-        called = part.call(self.checker.draw(f"profile {part.part}"), "a call under the profiler", wire.PROFILE)
-        return read_profile(called.report.text)
 
     def agrees(self, official: float) -> None:
         """Raises Rejected where a process that has not seen the earlier calls is much slower."""
@@ -150,6 +145,40 @@ class Again:
             )
 
 
+class Untimed:
+    """Both untimed runs of a verdict."""
+
+    def __init__(self, checker: "Checker", policy: Participant, fresh: Participant) -> None:
+        self.checker, self.parts = checker, (policy, fresh)
+        self.suppressed, self.again = Suppressed(checker, policy), Again(checker, fresh)
+
+    def started(self) -> "Untimed":
+        """Both loaded, and their first calls begun."""
+        for part in self.parts:
+            part.loaded()
+        self.begin()
+        return self
+
+    def begin(self) -> None:
+        """Start the first calls, which may compile, and do not wait for them."""
+        self.again.begin()
+        self.suppressed.begin()
+
+    def run(self) -> None:
+        """Raises Rejected at the first fault; ends both processes."""
+        self.suppressed.run()
+        self.checker.supervisor.end("policy")
+        self.again.run()
+        self.again.perturb(self.suppressed.pointers)
+        if self.checker.timed:
+            self.again.profile()
+        self.checker.supervisor.end("fresh")
+
+    def agree(self, official: float) -> None:
+        """Raises Rejected where the fresh process is much slower than the official seconds."""
+        self.again.agrees(official)
+
+
 def read_profile(text: str) -> "tuple[Profile, dict[str, int]] | None":
     """The runner's words about its device kernels, each field checked: they come from an untrusted process."""
     from mkb_core.bench.devicekernels import Profile
@@ -158,12 +187,12 @@ def read_profile(text: str) -> "tuple[Profile, dict[str, int]] | None":
         data = json.loads(text)
         kernels = [(str(n), int(c), float(t)) for n, c, t in data["kernels"]]
         names = {str(n): int(c) for n, c in data["names"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return (Profile(kernels), names) if kernels else None
 
 
-def write_profile(profile: "Profile", names: dict[str, int], most: int = 40, letters: int = 120) -> str:
+def write_profile(profile: "Profile", names: dict[str, int], most: int = 24, letters: int = 120) -> str:
     """The same as a short text, the kernels that took longest first."""
     kernels = sorted(profile.kernels, key=lambda k: -k[2])[:most]
     return json.dumps(

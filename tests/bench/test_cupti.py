@@ -115,3 +115,19 @@ def test_the_offsets_are_the_headers_own(tmp_path):
     assert done.returncode == 0, done.stderr
     printed = subprocess.check_output([tmp_path / "o"], text=True)
     assert printed == f"{cupti.START} {cupti.END} {cupti.NAME} {cupti.MEMCPY} {cupti.MEMSET} {cupti.KERNEL}"
+
+
+@pytest.mark.parametrize("fault", [OSError("no libcupti.so"), None])
+def test_a_call_runs_without_records_where_cupti_is_missing_or_refuses(monkeypatch, fault):
+    torch = pytest.importorskip("torch")
+
+    def library():
+        if fault:
+            raise fault
+        return Fake(refuses=True)
+
+    monkeypatch.setattr(cupti, "library", library)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    called = []
+    assert cupti.record(lambda: called.append(1)) == []
+    assert called == [1]
