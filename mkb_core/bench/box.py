@@ -52,7 +52,6 @@ def enter(home: Path, number: int, report: socket.socket) -> Path:
             walls["files"] = True
     if root and not walls["files"]:
         os.chown(home, uid, -1)
-        home.parent.chmod(0o711)
     walls["limits"] = limit()
     if root:
         os.setgroups([])

@@ -137,6 +137,7 @@ class Supervision:
         checker_server.wait_ready()
         runner_server.wait_ready()
         with scratch("verdict") as directory:
+            Path(directory).chmod(0o711)  # a runner that gets no root of its own works below it as another user
             try:
                 verdict = OneVerdict(self, checker_server, runner_server, job, source, Path(directory))
                 try:
