@@ -19,6 +19,8 @@ from mkb_core.bench.runner import eager_settings
 from mkb_core.bench.turn import Turn
 from mkb_core.config import VerdictRules, protocol
 
+SIDE_BY_SIDE_BYTES = 4 << 30  # of inputs and outputs; every runner has arenas for two sets of inputs
+
 
 def preload(dsl: str, device: str) -> None:
     """What the fork server imports once."""
@@ -65,11 +67,9 @@ class Checker:
             self.outputs = self.reference(self.sample)
         with self.phase("load"):
             kernel = self.participant("kernel")
-            runs = self.untimed_runs() if self.timed else None  # side by side, where there are cores for that
-            baseline = self.participant("baseline") if self.timed else None
-            for part in (kernel, *(runs.parts if runs else ()), baseline):
-                if part:
-                    part.loaded()
+            runs = self.untimed_runs() if self.side_by_side() else None
+            for part in (kernel, *(runs.parts if runs else ())):
+                part.loaded()
         with self.phase("compile"):
             inputs = self.draw("kernel 0")
             kernel.begin(inputs, f"draw 1 of {self.rules.draws}")
@@ -80,8 +80,15 @@ class Checker:
             self.check(kernel, inputs, first, f"draw 1 of {self.rules.draws}", "value")
             self.correctness(kernel)
         with self.phase("policy"):
-            (runs or self.untimed_runs().started()).run()
-        return self.measure(kernel, baseline, runs) if baseline and runs else {}
+            runs = runs or self.untimed_runs().started()
+            runs.run()
+        return self.measure(kernel, runs) if self.timed else {}
+
+    def side_by_side(self) -> bool:
+        """Whether the untimed runs start with the kernel's: on a GPU host's many cores, if memory is no matter."""
+        tensors = [t for t in (*self.sample, *self.outputs) if hasattr(t, "numel")]
+        total: int = sum(t.numel() * t.element_size() for t in tensors)
+        return self.timed and total < SIDE_BY_SIDE_BYTES
 
     def untimed_runs(self) -> Untimed:
         """The suppressed and the fresh run, each in a process of its own."""
@@ -95,8 +102,11 @@ class Checker:
             self.edge_call(kernel, name)
         self.changed_elements(kernel)
 
-    def measure(self, kernel: Participant, baseline: Participant, runs: Untimed) -> dict[str, Any]:
+    def measure(self, kernel: Participant, runs: Untimed) -> dict[str, Any]:
         """The timed part, alone on the GPU, between two looks at its state."""
+        with self.phase("baseline"):
+            baseline = self.participant("baseline")
+            baseline.loaded()
         with self.phase("waiting"):
             self.turn.alone()
         with self.phase("timing"):
@@ -130,12 +140,14 @@ class Checker:
         """The same inputs again, with one element of one of them changed each time: a fingerprint misses it."""
         before, _ = self.draw("changed"), self.checked_call(kernel, "draw before a change", "value", "changed")
         for i, value in enumerate(before):
-            if getattr(value, "is_floating_point", bool)() and value.element_size() > 1:
+            name = self.problem.inputs[i].name
+            free = getattr(value, "is_floating_point", bool)() and value.element_size() > 1
+            if free and name not in self.problem.constrained:
                 after = tuple(v.clone() if k == i else v for k, v in enumerate(before))
                 flat = after[i].view(-1)
                 at = int(self.torch.randint(flat.numel(), (1,)))
                 flat[at] = -flat.abs().max() if flat[at] >= 0 else flat.abs().max()
-                what = f"the same inputs with one element of {self.problem.inputs[i].name} changed"
+                what = f"the same inputs with one element of {name} changed"
                 self.check(kernel, after, kernel.call(after, what), what, "value")
 
     def edge_call(self, kernel: Participant, name: str) -> None:

@@ -93,7 +93,7 @@ def fits(profiled: str, symbol: str) -> bool:
 def _plain(name: str) -> str:
     """The name alone, without return type, arguments, template arguments or mangling."""
     name = name.strip().removesuffix(".kd").removesuffix("...")
-    mangled = re.match(r"_Z(?:L|N)?(\d+)", name)
+    mangled = re.match(r"_Z(?:L|N)?(\d{1,4})", name)
     if mangled:
         return name[mangled.end() : mangled.end() + int(mangled[1])]
     bare = re.sub(r"^(?:void|static|__global__)\s+", "", name)

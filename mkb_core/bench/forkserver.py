@@ -50,13 +50,14 @@ class Server:
     def __init__(self, control: socket.socket, role: str, context: Any) -> None:
         self.control, self.role, self.context = control, role, context
         self.children: dict[int, int] = {}  # pid -> number of the request
-        self.wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        self.selector = selectors.DefaultSelector()
+        self.wake, self.wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
         """Fork, kill and report until the other end closes; then take everything along."""
-        selector = selectors.DefaultSelector()
+        selector = self.selector
         selector.register(self.control, selectors.EVENT_READ)
         selector.register(self.wake, selectors.EVENT_READ)
         while True:
@@ -97,9 +98,12 @@ class Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.control.close()
+            self.selector.close()
             os.close(self.wake)
+            os.close(self.wake_writer)
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
+            os.close(fds[1])
             module = importlib.import_module(f"mkb_core.bench.{self.role}")
             message["report"] = fds[2]
             module.main(socket.socket(fileno=fds[0]), message, self.context)
@@ -148,7 +152,8 @@ def children_of(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                # bytes: a process may call itself anything
+                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
             except OSError:
                 continue
             if int(fields[1]) == pid:

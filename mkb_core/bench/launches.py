@@ -25,6 +25,7 @@ KEPT_VARIABLES = (
     "CUDA_PATH",
     "CUDA_VISIBLE_DEVICES",
     "MKB_CACHE",
+    "TMPDIR",
 )
 
 

@@ -189,7 +189,9 @@ def read_profile(text: str) -> "tuple[Profile, dict[str, int]] | None":
         names = {str(n): int(c) for n, c in data["names"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    return (Profile(kernels), names) if kernels else None
+    counts = [*(c for _, c, _ in kernels), *names.values()]
+    sound = all(0 < c < 1 << 31 for c in counts) and all(0 <= t < 1e12 for _, _, t in kernels)
+    return (Profile(kernels), names) if kernels and sound else None
 
 
 def write_profile(profile: "Profile", names: dict[str, int], most: int = 24, letters: int = 120) -> str:

@@ -50,6 +50,7 @@ class Problem(Record):
     container: Literal["tensor", "tuple", "list"]
     mutates: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    constrained: tuple[str, ...] = ()  # inputs of which no single element may be changed freely
     cost: Cost
     departures: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()

@@ -1,5 +1,7 @@
 """What the static rules refuse, and what they advise: the tables of rules.py."""
 
+import sys
+
 from mkb_core.bench.dsl import DSLS
 
 # Ordinary Python that a kernel file needs. Files, processes, threads and foreign code are not in it.
@@ -125,4 +127,12 @@ ADVICE = {
     "patch": "keep your own state in your own names",
     "literal": "compute tables at import instead",
     "solve": "define `def solve(*inputs)` at the top level of kernel.py",
+}
+
+# what modules of torch and the DSLs import for themselves, and what of these names torch has as its own
+HIDDEN_MODULES = (sys.stdlib_module_names - STANDARD_MODULES | {"numpy", "np", "sympy"}) - {
+    "random",
+    "select",
+    "signal",
+    "trace",
 }

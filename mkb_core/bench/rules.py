@@ -1,11 +1,13 @@
 """Static rules over a submission's syntax tree: fast, explainable messages, never the security boundary."""
 
 import ast
+import contextlib
 import re
 from typing import NamedTuple
 
 from mkb_core.bench import rule_tables as tables
 from mkb_core.bench.dsl import DSLS, get_dsl
+from mkb_core.bench.rule_literals import Literals
 from mkb_core.bench.rule_tables import FORBIDDEN_BUILTINS, FORBIDDEN_NAMES, MAX_LITERAL, STANDARD_MODULES
 
 __all__ = ["FORBIDDEN_BUILTINS", "FORBIDDEN_NAMES", "MAX_LITERAL", "STANDARD_MODULES", "Visitor", "check"]
@@ -56,7 +58,7 @@ def bound(body: list[ast.stmt]) -> set[str]:
     return found - elsewhere
 
 
-class Visitor(ast.NodeVisitor):
+class Visitor(Literals):
     """Resolves names through the file's imports and looks them up in the tables."""
 
     def __init__(self, dsl: str) -> None:
@@ -67,7 +69,6 @@ class Visitor(ast.NodeVisitor):
         self.modules: set[str] = set()  # what `import` statements bind: modules as a whole
         self.called: set[ast.expr] = set()  # getattr and its like where they are called by name
         self.followed: set[ast.expr] = set()  # names of modules with an attribute after them
-        self.dispatches = False  # singledispatch evaluates annotations that are text
         self.encoded = 0  # characters that look like encoded data
         self.own = set(get_dsl(dsl).modules)
         self.foreign = {m for d in DSLS.values() for m in d.modules} - self.own
@@ -127,7 +128,6 @@ class Visitor(ast.NodeVisitor):
         if len(parts) > tables.MAX_PARTS:
             self.add("dynamic", node, f"a name of {len(parts)} parts")
             return
-        self.dispatches |= name.startswith("functools.singledispatch")
         # a package can be reached through another one's import of it: torch.nn.functional.torch.jit
         for start in (i for i, part in enumerate(parts) if i == 0 or part in tables.ROOTS):
             known = (".".join(parts[start:end]) for end in range(start + 1, len(parts) + 1))
@@ -137,6 +137,10 @@ class Visitor(ast.NodeVisitor):
             if rule:
                 self.add(rule, node, f"`{name}`")
                 return
+        module = next((part for part in parts[1:] if part in tables.HIDDEN_MODULES), None)
+        if module:
+            self.add("import", node, f"`{name}`: the module `{module}` by way of another")
+            return
         private = next((p for p in parts[1:] if p.startswith("_") and not p.endswith("__")), None)
         if private:
             self.add("introspection", node, f"`{name}`, whose part `{private}` is private")
@@ -198,11 +202,10 @@ class Visitor(ast.NodeVisitor):
             if node.name.startswith("__"):
                 self.last_name(node.name, node)
             annotations = [part for part in (*(a.annotation for a in named if a), node.returns) if part]
-            parts = [part for annotation in annotations for part in ast.walk(annotation)]
-            if self.dispatches and any(isinstance(p, ast.Constant) and isinstance(p.value, str) for p in parts):
-                self.add("dynamic", node, "an annotation that is text, beside `singledispatch`")
             for part in (*node.decorator_list, *annotations):
                 self.visit(part)
+            for annotation in annotations:
+                self.annotation(annotation)
         for default in filter(None, (*arguments.defaults, *arguments.kw_defaults)):
             self.visit(default)
         body: list[ast.stmt] = [ast.Expr(node.body)] if isinstance(node, ast.Lambda) else node.body
@@ -211,6 +214,16 @@ class Visitor(ast.NodeVisitor):
         for statement in body:
             self.visit(statement)
         self.scopes.pop()
+
+    def annotation(self, node: ast.expr) -> None:
+        """Text in an annotation is code to whoever asks for type hints: judged as if it stood there."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                with contextlib.suppress(SyntaxError, ValueError):  # what does not parse is never evaluated
+                    code = ast.parse(part.value.strip(), mode="eval").body
+                    for inner in ast.walk(code):
+                        ast.copy_location(inner, part)
+                    self.visit(code)
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = function
 
@@ -251,6 +264,8 @@ class Visitor(ast.NodeVisitor):
                 self.bind(local, name)
             if isinstance(node.value, ast.Name):
                 self.followed.add(node.value)
+        if isinstance(node, ast.AnnAssign):
+            self.annotation(node.annotation)
         self.generic_visit(node)
 
     visit_Assign = visit_AnnAssign = visit_NamedExpr = assignment
@@ -261,40 +276,4 @@ class Visitor(ast.NodeVisitor):
             self.last_name(name, node)
             if name.startswith("_") and len(self.findings) == before:
                 self.add("introspection", node, f"`{name}` in a pattern")
-        self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:  # noqa: D102
-        value, before = node.value, self.encoded
-        if isinstance(value, int) and value.bit_length() > 8 * tables.MAX_ENCODED:
-            self.add("literal", node, f"a number of {value.bit_length()} bits")
-        if not isinstance(value, str | bytes):
-            return
-        text = value if isinstance(value, str) else value.decode("latin-1")
-        dense = re.fullmatch(tables.ENCODED, text) and len(set(text)) > 8
-        if dense or (isinstance(value, bytes) and not text.isascii()):
-            self.encoded += len(text)
-        if len(text) > MAX_LITERAL:
-            self.add("literal", node, f"a literal of {len(text)} characters")
-        elif before <= tables.MAX_ENCODED < self.encoded:
-            self.add("literal", node, f"more than {tables.MAX_ENCODED} characters of encoded data")
-        elif text in tables.FORBIDDEN_TEXTS or text.startswith("pragma_import") or "--link-libraries" in text:
-            self.add("raw-cuda", node, f"`{text[:40]!r}`")
-        elif re.search(tables.FOREIGN_CODE, text, re.S):
-            self.add("raw-cuda", node, "CUDA C or PTX as text")
-        elif text.startswith("__"):
-            self.last_name(text, node)
-
-    def numbers(self, node: ast.List | ast.Tuple) -> None:
-        """A list of very many literals is data, not code."""
-        if sum(isinstance(item, ast.Constant) for item in node.elts) > tables.MAX_NUMBERS:
-            self.add("literal", node, f"a list of more than {tables.MAX_NUMBERS} literals")
-        self.generic_visit(node)
-
-    visit_List = visit_Tuple = numbers
-
-    def visit_Dict(self, node: ast.Dict) -> None:  # noqa: D102
-        for key, value in zip(node.keys, node.values, strict=True):
-            symbol = isinstance(key, ast.Constant) and key.value == "global_symbol"
-            if symbol and not (isinstance(value, ast.Constant) and str(value.value).isidentifier()):
-                self.add("raw-cuda", node, "a `global_symbol` that is not a plain name")
         self.generic_visit(node)

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -70,6 +71,7 @@ def main(channel: socket.socket, message: dict[str, Any], launches: Launches) ->
 def private_directories(directory: Path) -> None:
     """Give this process its own temporary, home and cache directories, so that no build cache is shared."""
     os.chdir(directory)
+    tempfile.tempdir = str(directory / "tmp")  # or it would be what the fork server's was
     for name, sub in (
         ("TMPDIR", "tmp"),
         ("HOME", "home"),

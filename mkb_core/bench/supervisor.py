@@ -1,6 +1,8 @@
 """Starts, watches and kills the processes of a verdict; holds no tensor and imports no torch."""
 
+import contextlib
 import os
+import secrets
 import select
 import socket
 import subprocess
@@ -19,7 +21,8 @@ from mkb_core.scratch import scratch
 
 OUTPUT_LIMIT = 16 << 20
 SHOWN_OUTPUT = 4096
-MEMORY_LIMIT = 24 << 30  # bytes of a runner's own memory
+# bytes of a runner's own memory: 24 GiB, on a small machine half of what it has
+MEMORY_LIMIT = min(24 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 WATCH_SECONDS = 0.1
 START_SECONDS = 180
 
@@ -113,8 +116,9 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL it and everything below it."""
-        send(self.server.control, {"kill": self.number})
+        """SIGKILL it and everything below it; where the server is gone, that is done."""
+        with contextlib.suppress(OSError):
+            send(self.server.control, {"kill": self.number})
 
 
 class Supervision:
@@ -123,7 +127,7 @@ class Supervision:
     def __init__(self, device: str) -> None:
         self.device = device
         self.servers: dict[str, ForkServer] = {}
-        self.number = 0
+        self.number = secrets.randbelow(1000)  # users of boxes are numbered by it: not the same in two verifiers
 
     def close(self) -> None:
         """End every server."""

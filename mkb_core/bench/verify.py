@@ -171,7 +171,9 @@ def versions(dsl: str) -> dict[str, str]:
 def report(verdict: Verdict) -> str:
     """The verdict as a person reads it."""
     lines = [f"{verdict.problem} {verdict.dsl} on {verdict.device} ({verdict.workload}): {verdict.status}"]
-    lines += [f"  {line}" for line in verdict.message.splitlines()]
+    # the submission's words may hold what moves a terminal's cursor
+    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in verdict.message)
+    lines += [f"  {line}" for line in shown.splitlines()]
     if verdict.error_ratio is not None and verdict.draws:
         calls = f"{verdict.draws} call{'s' * (verdict.draws != 1)}"
         lines.append(f"  {calls} compared, worst error {verdict.error_ratio:.3g} of its allowance")
@@ -199,10 +201,11 @@ def report(verdict: Verdict) -> str:
 PHASES = {
     "start": "fork servers, the source's static rules",
     "reference": "inputs and reference of one draw, in the checker",
-    "load": "fresh runners, each in its box, import kernel.py; the baseline's imports the reference",
+    "load": "fresh runners, each in its box, import kernel.py",
     "compile": "the first calls of the three runners, side by side",
     "draws": "correctness draws against the float64 anchor",
     "policy": "a fresh process agrees; launches suppressed, replaced by copies, spoiled: what the DSL contributes",
+    "baseline": "a runner in a box imports the reference",
     "waiting": "for other verdicts on this GPU to leave it alone",
     "timing": "timed calls of kernel and eager baseline in alternating blocks, every output checked",
 }

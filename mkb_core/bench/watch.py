@@ -4,6 +4,8 @@ import ast
 import contextlib
 import fcntl
 import os
+import re
+import select
 import socket
 import struct
 from pathlib import Path
@@ -43,7 +45,13 @@ class Watch:
             self.report.close()
             self.report = None
         elif self.listener is not None and self.listener in ready:
-            self.refuse(self.listener)
+            poll = select.poll()  # of a process that is gone it is ready too, and to receive would wait
+            poll.register(self.listener, select.POLLIN)
+            if any(events & select.POLLIN for _, events in poll.poll(0)):
+                self.refuse(self.listener)
+            else:
+                os.close(self.listener)
+                self.listener = None
 
     def refuse(self, listener: int) -> None:
         """Note one system call that the filter held back, and answer that it is not permitted."""
@@ -51,13 +59,11 @@ class Watch:
         try:
             fcntl.ioctl(listener, NOTIF_RECEIVE, data)
             identity, _, _, number, *_ = _NOTIF.unpack(data)
+            if len(self.refused) < 100:
+                self.refused.append(seccomp.name_of(number))
             fcntl.ioctl(listener, NOTIF_SEND, _ANSWER.pack(identity, 0, -EPERM, 0))
-        except OSError:  # the process is gone
-            os.close(listener)
-            self.listener = None
+        except OSError:  # the call was interrupted, or its process killed
             return
-        if len(self.refused) < 100:
-            self.refused.append(seccomp.name_of(number))
 
     def broken_rule(self) -> str:
         """The rule that the first refused call breaks, as the message of a verdict; empty where there is none."""
@@ -89,10 +95,12 @@ def innermost(pid: int) -> int:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that is its own, not files or what it shares; 0 where it is gone."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        text = Path(f"/proc/{pid}/status").read_text()
-        return int(text.split("RssAnon:")[1].split()[0]) << 10
+    """Memory of a process that is no file's, mapped memory files included; 0 where it is gone."""
+    with contextlib.suppress(OSError):
+        # bytes, and whole lines: the name, which comes first, is the process's own choice
+        data = Path(f"/proc/{pid}/status").read_bytes()
+        fields = re.findall(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB$", data, re.MULTILINE)
+        return sum(map(int, fields)) << 10
     return 0
 
 

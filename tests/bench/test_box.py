@@ -112,6 +112,29 @@ def test_caught_refusals_count_too(verifier):
     assert facts(verifier, body)["message"].startswith("rule `process`")
 
 
+NAMED = "import ctypes\ndef solve(x, w):\n    ctypes.CDLL(None).prctl(15, {})\n    {}\n"
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b") R 1 1", b""])
+def test_a_process_may_call_itself_anything(verifier, name):
+    message = facts(verifier, NAMED.format(f"bytes({list(name)})", "raise KeyError('named')"))["message"]
+    assert "KeyError: 'named'" in message
+
+
+def test_a_name_does_not_hide_memory(verifier, monkeypatch):
+    monkeypatch.setattr(supervisor, "MEMORY_LIMIT", 2 << 30)
+    hoard = "kept = [b'x' * (1 << 26) for _ in range(400)]"
+    assert "used more than 2 GiB" in facts(verifier, NAMED.format("b'RssAnon: 0 kB'", hoard))["message"]
+
+
+def test_nothing_of_the_fork_server_is_open_inside(verifier):
+    listed = told(
+        verifier, "glob, os", "[os.readlink(p) for p in glob.glob('/proc/self/fd/*') if os.path.lexists(p)]"
+    )
+    assert "eventpoll" not in listed
+    assert listed.count("pipe:") == 2  # what it prints
+
+
 def test_threads_are_ordinary(verifier):
     body = "import threading\nt = threading.Thread(target=print)\nt.start(), t.join()\ndef solve(x, w): return 1\n"
     assert "no kernel of the DSL was launched" in facts(verifier, body)["message"]
