@@ -227,7 +227,7 @@ def test_what_a_submission_prints_is_shown_cut_and_changes_nothing(verifier):
 
 
 def test_unknown_names_list_what_exists(verifier):
-    with pytest.raises(ValueError, match="unknown problem 'p99'; there are: p28, p36"):
+    with pytest.raises(ValueError, match="unknown problem 'p99'; there are: p27, p28"):
         verifier.verify("p99", "tirx", "")
     with pytest.raises(ValueError, match="unknown DSL 'triton'; there are: cutedsl, tirx"):
         verifier.verify("p28", "triton", "")

@@ -220,7 +220,7 @@ def test_selection_by_id_family_glob_and_all():
     assert select("p36, p28", available) == ["p28", "p36"]
     assert "p28" in select("mlp_norm", available)
     assert select("*rmsnorm_h128", available) == ["p36"]
-    with pytest.raises(ValueError, match=r"unknown problem, family or pattern 'p99'; there are: all, p28"):
+    with pytest.raises(ValueError, match=r"unknown problem, family or pattern 'p99'; there are: all, p27"):
         select("p99", available)
 
 
