@@ -4,6 +4,7 @@ python benchmarks/truth.py [--out benchmarks/results/truth-h200.json]
 """
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -16,13 +17,9 @@ from mkb_core.config import ROOT
 
 MICROSECONDS, SHARE = 2.0, 0.02
 EVENTS = """
-import importlib.util, json, statistics, sys, time, torch
-def load(path, name):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec); sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-reference, kernel = load(sys.argv[1], "reference"), load(sys.argv[2], "kernel")
+import json, statistics, sys, time, torch
+from mkb_core.bench.problems import load_module
+reference, kernel = load_module(sys.argv[1], "reference"), load_module(sys.argv[2], "kernel")
 workload = reference.FULL if sys.argv[3] == "full" else reference.SMALL
 held = reference.make_inputs(workload, "cuda")
 events, walls = [], []
@@ -57,8 +54,6 @@ def in_process(job: Job) -> tuple[float, float]:
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise RuntimeError(f"{job.key}: {done.stderr[-800:]}")
-    import json
-
     event, wall = json.loads(done.stdout.splitlines()[-1])
     return event, wall
 

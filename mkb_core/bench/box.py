@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from mkb_core import seccomp
 from mkb_core.bench import boxfiles
+from mkb_core.bench.forkserver import send
 
 WALLS = ("uid", "mount", "pid", "net", "ipc", "files", "limits", "landlock", "system-calls")
 NAMESPACES = {"mount": 0x20000, "net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000}
@@ -42,7 +43,7 @@ def enter(home: Path, number: int, report: socket.socket) -> Path:
         Path("/proc/self/gid_map").write_text(f"{user[1]} {user[1]} 1")
     for name, flag in NAMESPACES.items():
         walls[name] = libc.unshare(flag) == 0
-    if walls.get("pid"):
+    if walls["pid"]:
         become_second_process()
     uid = FIRST_UID + number % UIDS if root else user[0]
     inside = home
@@ -65,8 +66,7 @@ def enter(home: Path, number: int, report: socket.socket) -> Path:
     walls["landlock"] = walls["files"] and landlock([inside, *map(Path, WRITABLE)], [Path("/dev")])
     listener = filter_calls()
     walls["system-calls"] = listener is not None
-    walls.pop("uts", None)
-    socket.send_fds(report, [repr([w for w in WALLS if not walls[w]]).encode()], [listener] if listener else [])
+    send(report, {"unenforced": [w for w in WALLS if not walls[w]]}, (listener,) if listener else ())
     if listener:
         os.close(listener)
     report.close()
@@ -90,10 +90,7 @@ def become_second_process() -> None:
     if child == 0:
         os.close(writer)
         return
-    for fd in range(3, 256):
-        if fd != writer:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+    close_all_but(writer)
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -103,10 +100,7 @@ def become_second_process() -> None:
 
 def end_like(pid: int, reader: int) -> NoReturn:
     """Wait outside; end with the exit code or the signal of the process inside."""
-    for fd in range(3, 256):
-        if fd != reader:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+    close_all_but(reader)
     os.waitpid(pid, 0)
     data = os.read(reader, 4)
     status = struct.unpack("i", data)[0] if len(data) == 4 else 9
@@ -118,6 +112,12 @@ def end_like(pid: int, reader: int) -> NoReturn:
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+
+
+def close_all_but(fd: int) -> None:
+    """Close what was inherited, except what is printed to and this descriptor."""
+    os.closerange(3, fd)
+    os.closerange(fd + 1, LIMITS["RLIMIT_NOFILE"])
 
 
 def limit() -> bool:

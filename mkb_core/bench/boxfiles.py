@@ -38,9 +38,9 @@ def visible(python_path: list[str]) -> list[Path]:
     paths: list[Path] = []
     for path in (q for p in found for q in (p.absolute(), p.resolve())):
         path = path.parent if path.is_file() else path
-        if path == ROOT or (ROOT.is_relative_to(path) and path.is_dir()):
+        if ROOT.is_relative_to(path):
             path = ROOT / "mkb_core"
-        if path.is_dir() and not any(path.is_relative_to(p) for p in (*map(Path, SYSTEM[:7]), *paths)):
+        if path.is_dir() and not any(path.is_relative_to(p) for p in (*map(Path, SYSTEM), *paths)):
             paths.append(path)
     return paths
 

@@ -84,11 +84,14 @@ class Checker:
             runs.run()
         return self.measure(kernel, runs) if self.timed else {}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one draw's inputs and outputs."""
+        return sum(t.nbytes for t in (*self.sample, *self.outputs) if hasattr(t, "nbytes"))
+
     def side_by_side(self) -> bool:
         """Whether the untimed runs start with the kernel's: on a GPU host's many cores, if memory is no matter."""
-        tensors = [t for t in (*self.sample, *self.outputs) if hasattr(t, "numel")]
-        total: int = sum(t.numel() * t.element_size() for t in tensors)
-        return self.timed and total < SIDE_BY_SIDE_BYTES
+        return self.timed and self.nbytes < SIDE_BY_SIDE_BYTES
 
     def untimed_runs(self) -> Untimed:
         """The suppressed and the fresh run, each in a process of its own."""
@@ -113,7 +116,7 @@ class Checker:
             before = self.steady(read_state)
             facts = Race(self, kernel, baseline).run()
             after = self.steady(read_loaded_state)
-        runs.agree(facts["kernel_ms"] / 1e3)
+        runs.again.agrees(facts["kernel_ms"] / 1e3)
         self.healthy("after")
         dirty = fault(before, after)
         if dirty:
@@ -138,7 +141,8 @@ class Checker:
 
     def changed_elements(self, kernel: Participant) -> None:
         """The same inputs again, with one element of one of them changed each time: a fingerprint misses it."""
-        before, _ = self.draw("changed"), self.checked_call(kernel, "draw before a change", "value", "changed")
+        before = self.draw("changed")
+        self.call(kernel, before, "draw before a change", "value")
         for i, value in enumerate(before):
             name = self.problem.inputs[i].name
             free = getattr(value, "is_floating_point", bool)() and value.element_size() > 1
@@ -147,15 +151,13 @@ class Checker:
                 flat = after[i].view(-1)
                 at = int(self.torch.randint(flat.numel(), (1,)))
                 flat[at] = -flat.abs().max() if flat[at] >= 0 else flat.abs().max()
-                what = f"the same inputs with one element of {name} changed"
-                self.check(kernel, after, kernel.call(after, what), what, "value")
+                self.call(kernel, after, f"the same inputs with one element of {name} changed", "value")
 
     def edge_call(self, kernel: Participant, name: str) -> None:
         """One call on inputs that the problem declares legal and a random draw never shows."""
         self.seed_of(f"edge {name}")
         inputs = tuple(self.module.make_edge(name, self.constants, self.torch_device))
-        what = f"edge draw {name!r} ({self.module.EDGES[name]})"
-        self.check(kernel, inputs, kernel.call(inputs, what), what, "value")
+        self.call(kernel, inputs, f"edge draw {name!r} ({self.module.EDGES[name]})", "value")
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -198,14 +200,15 @@ class Checker:
             result = self.module.reference(*given)
         return (result,) if isinstance(result, self.torch.Tensor) else tuple(result)
 
-    def checked_call(
-        self, kernel: Participant, what: str, status: str, draw: str = ""
-    ) -> tuple[Called, tuple[Any, ...]]:
-        """One call whose outputs must be right."""
-        inputs = self.draw(draw or f"{kernel.part} {kernel.number}")
+    def checked_call(self, kernel: Participant, what: str, status: str) -> Called:
+        """One call on fresh inputs whose outputs must be right."""
+        return self.call(kernel, self.draw(f"{kernel.part} {kernel.number}"), what, status)
+
+    def call(self, kernel: Participant, inputs: tuple[Any, ...], what: str, status: str) -> Called:
+        """One call on these inputs whose outputs must be right."""
         called = kernel.call(inputs, what)
         self.check(kernel, inputs, called, what, status)
-        return called, inputs
+        return called
 
     def check(self, kernel: Participant, inputs: tuple[Any, ...], called: Called, what: str, status: str) -> None:
         """Raises Rejected unless the call launched a kernel of the DSL, kept its inputs and is right."""

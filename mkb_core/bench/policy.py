@@ -30,9 +30,9 @@ class Suppressed:
     def run(self) -> None:
         """Raises Rejected `bypass` where an output is valid or solve sees the difference."""
         try:
-            self.judge(self.policy.finish(), "with every launch of the DSL suppressed")
+            self.judge(self.policy.finish(), wire.CALL)
             for i in range(1, self.checker.rules.policy_calls):
-                self.call(f"call {i + 1}", wire.CALL, "with every launch of the DSL suppressed")
+                self.call(f"call {i + 1}", wire.CALL)
         except Rejected as rejected:
             if rejected.status == "bypass":
                 raise
@@ -44,21 +44,20 @@ class Suppressed:
         self.checker.facts["launches"] = self.launches
         if self.launches == 0:
             raise Rejected("bypass", "no kernel of the DSL was launched where launches are suppressed")
-        how = "with every launch of the DSL replaced by a copy of one of its buffers to another"
         for source, destination in pairs(self.pointers):
             try:
-                self.call("copy", wire.PAIR + 16 * source + destination, how)
+                self.call("copy", wire.PAIR + 16 * source + destination)
             except Rejected as rejected:
                 if rejected.status == "bypass":
                     raise
 
-    def call(self, what: str, task: int, how: str) -> None:
+    def call(self, what: str, task: int) -> None:
         """One call; a valid result is a bypass."""
         self.given = self.checker.draw(f"policy {self.policy.number}")
-        self.judge(self.policy.call(self.given, what, task), how)
+        self.judge(self.policy.call(self.given, what, task), task)
 
-    def judge(self, called: Called, how: str) -> None:
-        """Raises Rejected where the outputs are valid, or valid up to one scale and one offset."""
+    def judge(self, called: Called, task: int) -> None:
+        """Raises Rejected where the outputs are valid, or after a copy valid up to one scale and one offset."""
         self.launches = max(self.launches, called.report.launches)
         self.pointers = max(self.pointers, called.report.pointers)
         checker = self.checker
@@ -67,14 +66,15 @@ class Suppressed:
         except Rejected:
             return
         how_far, fault = "still valid", checker.fault(self.given, called.outputs)[0]
-        if fault and how.endswith("another"):
+        if fault and task != wire.CALL:
             scaled = checker.rescaled(self.given, called.outputs)
             how_far += " up to a scale and an offset"
             fault = checker.fault(self.given, scaled)[0] if scaled else fault
         if not fault:
             count = f"{called.report.launches} launches" if called.report.launches else "no launch at all"
-            message = f"the outputs are {how_far} {how} ({count}): the DSL must do the computation"
-            raise Rejected("bypass", message)
+            how = "suppressed" if task == wire.CALL else "replaced by a copy of one of its buffers to another"
+            message = f"the outputs are {how_far} with every launch of the DSL {how} ({count})"
+            raise Rejected("bypass", f"{message}: the DSL must do the computation")
 
 
 class Again:
@@ -95,8 +95,7 @@ class Again:
         called = self.again.finish()
         checker.check(self.again, self.given, called, f"{name} 1", "unstable")
         for i in range(ONE_SHOT_CALLS if checker.timed else 0):
-            called, _ = checker.checked_call(self.again, f"{name} {i + 2}", "unstable")
-            self.seconds.append(called.seconds)
+            self.seconds.append(checker.checked_call(self.again, f"{name} {i + 2}", "unstable").seconds)
 
     def perturb(self, pointers: int) -> None:
         """Spoil what each launch left in one of its tensors: for some tensor, the outputs must change."""
@@ -173,10 +172,6 @@ class Untimed:
         if self.checker.timed:
             self.again.profile()
         self.checker.supervisor.end("fresh")
-
-    def agree(self, official: float) -> None:
-        """Raises Rejected where the fresh process is much slower than the official seconds."""
-        self.again.agrees(official)
 
 
 def read_profile(text: str) -> "tuple[Profile, dict[str, int]] | None":

@@ -36,39 +36,39 @@ class Race:
         """All blocks; raises Rejected at the first wrong output, then for what the times show."""
         rules = self.checker.rules
         with quiet():
-            for number, block in enumerate(blocks(rules.warmup, rules.timed, self.size())):
-                self.block(block, number)
+            for block in blocks(rules.warmup, rules.timed, self.size()):
+                self.block(block)
             while self.unsure() and self.count() < rules.timed_most:
                 start = rules.warmup + self.count()
-                self.block(range(start, start + min(self.size(), rules.timed_most - self.count())), len(self.ours))
+                self.block(range(start, start + min(self.size(), rules.timed_most - self.count())))
         self.closed_window()
         self.background()
         return self.facts()
 
     def size(self, most: int = 10) -> int:
         """Calls of a block: as many as fit in the memory set aside."""
-        tensors = [t for t in (*self.kernel.last[0], *self.kernel.outputs) if hasattr(t, "numel")]  # type: ignore[misc]
-        total: int = sum(t.numel() * t.element_size() for t in tensors)
-        return max(1, min(most, BLOCK_BYTES // max(1, total)))
+        return max(1, min(most, BLOCK_BYTES // max(1, self.checker.nbytes)))
 
     def count(self) -> int:
         """Timed calls so far."""
         return sum(map(len, self.ours))
 
-    def block(self, numbers: range, parity: int) -> None:
+    def block(self, numbers: range) -> None:
         """The same inputs through kernel and baseline; the checker's own kernels run before and after."""
         checker, warmup = self.checker, self.checker.rules.warmup
         draws = [checker.draw(f"timed {i}") for i in numbers]
         names = [f"timed call {i - warmup + 1}" if i >= warmup else f"warm-up call {i + 1}" for i in numbers]
+        sides = (self.kernel_calls, self.eager_calls)
+        if len(self.idle) % 2:  # one entry a block
+            sides = sides[::-1]
         self.idle.append(checker.idle_seconds())
-        sides = (self.eager_calls, self.kernel_calls) if parity % 2 else (self.kernel_calls, self.eager_calls)
         done = {side: side(draws, names) for side in sides}
         self.kernel.unchanged(names[-1])
         called = done[self.kernel_calls]
         for draw, call, name in zip((draws[0], *draws), called, (names[0], *names), strict=True):
             checker.check(self.kernel, draw, call, name, "unstable")
         if numbers.start >= warmup:
-            self.ours.append(called[SETTLE:])
+            self.ours.append([timed(call) for call in called[SETTLE:]])
             self.eager.append(done[self.eager_calls])
 
     def kernel_calls(self, draws: list[Any], names: list[str]) -> list[Called]:
@@ -82,9 +82,9 @@ class Race:
         """The baseline's side; calls that do nothing among the others, under the same conditions."""
         called = []
         for i, (draw, name) in enumerate(zip((draws[0], *draws), (names[0], *names), strict=True)):
-            called.append(self.baseline.call(draw, f"baseline, {name}"))
+            called.append(timed(self.baseline.call(draw, f"baseline, {name}")))
             if i % 4 == 1:
-                self.nothing.append(self.baseline.call(draw, "a call that does nothing", wire.NOTHING))
+                self.nothing.append(timed(self.baseline.call(draw, "a call that does nothing", wire.NOTHING)))
         return called[SETTLE:]
 
     def unsure(self) -> bool:
@@ -150,6 +150,11 @@ class Race:
             )
 
 
+def timed(call: Called) -> Called:
+    """The call without its outputs, which would fill the device's memory if every block's were kept."""
+    return call._replace(outputs=())
+
+
 def quarter(seconds: list[float]) -> float:
     """The lower quartile."""
     return statistics.quantiles(seconds, n=4)[0]
@@ -179,7 +184,7 @@ def blocks(warmup: int, timed: int, size: int = 10) -> Iterator[range]:
 
 
 def small_operation(torch: Any) -> float:
-    """Seconds of the quickest of three small kernels of the calling process, with synchronisation."""
+    """Seconds of the quickest of four small kernels of the calling process, with synchronisation."""
     value = torch.ones(1, device="cuda")
     best = float("inf")
     for _ in range(4):

@@ -130,9 +130,8 @@ class Runner:
         self.landing = Landing(buffers)
         for fd in fds:
             os.close(fd)
-        self.blank = [torch.zeros_like(t) for t in buffers]
-        self.container = setup["container"]
-        self.container_type = {"tuple": tuple, "list": list}.get(self.container, tuple)
+        form: dict[str, Callable[[Tensors], Any]] = {"tensor": lambda only: only[0], "tuple": tuple, "list": list}
+        self.blank = form[setup["container"]]([torch.zeros_like(t) for t in buffers])
         self.text, self.thorough = "", True
         self.pages = [arena.bytes()[::GPU_PAGE] for arena in self.arenas] if self.cuda else []
 
@@ -148,10 +147,8 @@ class Runner:
             arguments = self.arguments(words[wire.ARENA])
             self.thorough = number <= 2 or number % 16 == 0 or task != wire.CALL
             self.prepare(task)
-            depth = (
-                self.mode_depth()[0],
-                0,
-            )  # a default device set at import is a function mode; no dispatch mode is
+            # a default device set at import is a function mode; no dispatch mode is allowed
+            depth = self.mode_depth()[0], 0
             self.arm()
             words[wire.ARMED] = number
             while words[wire.GO] != number:
@@ -195,7 +192,7 @@ class Runner:
 
     def nothing(self, *arguments: Any) -> Any:
         """What a call that does nothing returns: buffers of the right form that are already there."""
-        return self.blank[0] if self.container == "tensor" else self.container_type(self.blank)
+        return self.blank
 
     def profiled(self, call: Callable[..., Any], arguments: Tensors) -> Any:
         """One call under the profiler; what it saw goes with the report."""

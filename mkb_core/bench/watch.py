@@ -1,6 +1,5 @@
 """What the supervisor sees of a runner from outside: walls, refused system calls, memory, helper threads."""
 
-import ast
 import contextlib
 import fcntl
 import os
@@ -11,6 +10,7 @@ import struct
 from pathlib import Path
 
 from mkb_core import seccomp
+from mkb_core.bench.forkserver import receive
 
 NOTIF_RECEIVE, NOTIF_SEND = 0xC0502100, 0xC0182101
 _NOTIF, _ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
@@ -38,9 +38,9 @@ class Watch:
     def handle(self, ready: list[socket.socket | int]) -> None:
         """Read what came."""
         if self.report is not None and self.report in ready:
-            data, fds, _, _ = socket.recv_fds(self.report, 4096, 1)
-            if data:
-                self.unenforced = [str(w) for w in ast.literal_eval(data.decode())]
+            message, fds = receive(self.report)
+            if message is not None:
+                self.unenforced = [str(w) for w in message["unenforced"]]
                 self.listener = fds[0] if fds else None
             self.report.close()
             self.report = None

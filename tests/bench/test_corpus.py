@@ -1,14 +1,10 @@
 """The corpus: its size, its headers, and the command that prints its matrix."""
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import corpus
 
 pytestmark = pytest.mark.dsl
